@@ -20,6 +20,7 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Literal, Self, TextIO
 
@@ -33,6 +34,24 @@ _RESET = "\x1b[0m"
 _OUR_CODE = re.compile(r"(\x1b\[(?:[0-2]|3[1-4])m)")
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
 _CLEAR_LINE = "\r\x1b[2K"
+
+
+@dataclass
+class GlobalOptions:
+    """What the global options of the command line say; it travels as the ``obj`` of the command's context."""
+
+    verbosity: int = 0
+    color: ColorChoice = "auto"
+
+    def console(self, *, color: ColorChoice = "auto") -> Console:
+        """Return a console; ``color`` (from the settings) holds where no ``--color`` was given."""
+        return Console(verbosity=self.verbosity, color=color if self.color == "auto" else self.color)
+
+
+def console_from(context: Any, *, color: ColorChoice = "auto") -> Console:
+    """Return the console for a command's context (``typer.Context``), also where it was called without ``drk``."""
+    options = getattr(context, "obj", None)
+    return (options if isinstance(options, GlobalOptions) else GlobalOptions()).console(color=color)
 
 
 def escape_controls(text: str) -> str:
