@@ -36,6 +36,7 @@ ALIGNMENT = 128
 class _Place:
     path: str
     dim: int
+    rank: int
 
 
 def dense_strides(shape: Sequence[int], strides: Sequence[int]) -> tuple[int, ...]:
@@ -118,7 +119,7 @@ def _groups(leaves: Sequence[tuple[str, torch.Tensor]]) -> list[list[_Place]]:
     for path, tensor in leaves:
         for dim, size in enumerate(tensor.shape):
             if size > LEADING_SIZES[0]:
-                by_size.setdefault(size, []).append(_Place(path, dim))
+                by_size.setdefault(size, []).append(_Place(path, dim, tensor.dim()))
     return [by_size[size] for size in sorted(by_size, reverse=True)]
 
 
@@ -143,7 +144,8 @@ def _sizes(group: list[_Place], size: int, aligned: bool) -> list[int]:
     if aligned:
         unit = _power_of_two(size)
         wanted = [unit, unit * 2, unit * 3] if unit > 1 else [3, 5, 9, 17, 33]
-    elif all(place.dim == 0 for place in group):
+    elif all(place.dim == 0 and place.rank > 2 for place in group):
+        # The batch of a larger tensor; dimension 0 of a matrix is rows, which should not fit one block.
         wanted = [*LEADING_SIZES, *INNER_SIZES]
     else:
         wanted = [*INNER_SIZES]
@@ -153,9 +155,7 @@ def _sizes(group: list[_Place], size: int, aligned: bool) -> list[int]:
 class _Search:
     """Keeps what was found while groups are tried one after the other."""
 
-    def __init__(
-        self, forward: Callable[[list[Any], dict[str, Any]], Any], args: list[Any], kwargs: dict[str, Any]
-    ) -> None:
+    def __init__(self, forward: Callable[..., Any], args: list[Any], kwargs: dict[str, Any]) -> None:
         self.forward = forward
         self.args = args
         self.kwargs = kwargs
@@ -172,7 +172,7 @@ class _Search:
         args, kwargs = apply_plan(self.args, self.kwargs, plan)
         try:
             with torch.no_grad():
-                return _shapes(self.forward(args, kwargs))
+                return _shapes(self.forward(*args, **kwargs))
         except FORWARD_ERRORS:
             return None
 
@@ -205,7 +205,7 @@ class _Search:
 
 
 def reduce_plan(
-    call_forward: Callable[[list[Any], dict[str, Any]], Any],
+    call_forward: Callable[..., Any],
     args: list[Any],
     kwargs: dict[str, Any],
     budget_elements: int,
@@ -215,7 +215,7 @@ def reduce_plan(
     """Find sizes at which the inputs hold at most ``budget_elements`` elements, or as near to it as the module lets.
 
     Args:
-        call_forward: runs the reference on ``(args, kwargs)`` and returns its output; it must restore any state that
+        call_forward: runs the reference on ``(*args, **kwargs)`` and returns its output; it must restore any state that
             it changes. It is called under ``no_grad``, at most some dozen times, always with narrowed inputs first.
         args: full-size positional arguments on the device to try on (CPU, or meta).
         kwargs: full-size keyword arguments.

@@ -15,7 +15,6 @@ clock, ``os.urandom``) is not reproducible, which :func:`inputs_vary` and two dr
 from __future__ import annotations
 
 import hashlib
-import inspect
 import random
 from collections.abc import Mapping
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Any
 
 import numpy
 import torch
+from safetensors import safe_open
 
 from drk.gym.runner import structure
 from drk.gym.runner.failures import LoadFailure, user_code
@@ -32,6 +32,7 @@ __all__ = ["draw_inputs", "draw_tensor", "inputs_vary", "permute", "reduce_plan"
 
 Spec = Mapping[str, Any]
 Device = torch.device | str
+Captured = Mapping[str, torch.Tensor] | Path
 
 MEMORY_FORMATS = {
     "contiguous": torch.contiguous_format,
@@ -88,9 +89,9 @@ def _draw_flat(shape: tuple[int, ...], spec: Spec, dtype: torch.dtype, key: int,
         return drawn.to(dtype)
     wide = dtype if dtype.itemsize >= 2 else torch.float32
     if fill == "uniform":
-        first, last = float(low if low is not None else 0.0), float(high if high is not None else 1.0)
+        start, stop = float(low if low is not None else 0.0), float(high if high is not None else 1.0)
         drawn = torch.rand(shape, generator=generator, dtype=wide, device=device)
-        return drawn.mul_(last - first).add_(first).to(dtype)
+        return drawn.mul_(stop - start).add_(start).to(dtype)
     return torch.randn(shape, generator=generator, dtype=wide, device=device).to(dtype)
 
 
@@ -152,7 +153,7 @@ def _relayout(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
 class _Draw:
     """One trial's draw: the key, the device, the plan, and where captured tensors lie."""
 
-    def __init__(self, key: int, device: Device, reduce: Plan | None, captured: Mapping[str, torch.Tensor]) -> None:
+    def __init__(self, key: int, device: Device, reduce: Plan | None, captured: Captured) -> None:
         self.key = key
         self.device = device
         self.reduce = reduce or {}
@@ -176,43 +177,39 @@ class _Draw:
 
     def captured_tensor(self, spec: Spec, path: str) -> torch.Tensor:
         name = f"input.{spec['name']}"
-        if name not in self.captured:
-            raise LoadFailure("load", "missing-tensor", f"the task holds no captured tensor {name!r}")
-        tensor = permute(self.captured[name].to(self.device), sub_key(self.key, path))
+        tensor = permute(_captured_tensor(self.captured, name).to(self.device), sub_key(self.key, path))
         return tensor.requires_grad_(bool(spec.get("requires_grad", False)))
 
 
-def _parameter_names(reference: Any) -> tuple[set[str], bool]:
-    """Return the forward's parameter names, and whether it takes any keyword."""
-    try:
-        parameters = inspect.signature(reference.module.forward).parameters.values()
-    except (AttributeError, TypeError, ValueError):
-        return set(), False
-    names = {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-    return names, any(p.kind == p.VAR_KEYWORD for p in parameters)
+def _captured_tensor(captured: Captured, name: str) -> torch.Tensor:
+    if isinstance(captured, Path):
+        with safe_open(captured, framework="pt") as file:
+            if name in file.keys():  # noqa: SIM118 - not a mapping
+                tensor: torch.Tensor = file.get_tensor(name)
+                return tensor
+    elif name in captured:
+        return captured[name]
+    raise LoadFailure("load", "missing-tensor", f"the task holds no captured tensor {name!r}")
 
 
-def _as_keywords(value: Any, reference: Any) -> bool:
-    if not isinstance(value, Mapping) or not value or not all(isinstance(name, str) for name in value):
-        return False
-    names, any_name = _parameter_names(reference)
-    return any_name or set(value) <= names
-
-
-def as_call(value: Any, reference: Any = None) -> tuple[list[Any], dict[str, Any]]:
+def as_call(value: Any) -> tuple[list[Any], dict[str, Any]]:
     """Read what a user's function or name gives as arguments of one call.
 
-    A list or tuple holds the positional arguments; a dict whose keys are parameters of the forward holds keywords; a
-    pair of a tuple and such a dict holds both; anything else is the only argument.
+    A list or tuple holds the positional arguments, a dict with text keys the keywords, a pair of a tuple and such a
+    dict both (the form of ``torch.export``); anything else is the only argument.
     """
-    is_pair = type(value) is tuple and len(value) == 2 and isinstance(value[0], (tuple, list))
-    if is_pair and _as_keywords(value[1], reference):
+    is_pair = type(value) is tuple and len(value) == 2 and type(value[0]) is tuple
+    if is_pair and _as_keywords(value[1]):
         return list(value[0]), dict(value[1])
     if type(value) in (list, tuple):
         return list(value), {}
-    if _as_keywords(value, reference):
+    if _as_keywords(value):
         return [], dict(value)
     return [value], {}
+
+
+def _as_keywords(value: Any) -> bool:
+    return isinstance(value, Mapping) and bool(value) and all(isinstance(name, str) for name in value)
 
 
 def _move(value: Any, device: Device) -> Any:
@@ -241,16 +238,17 @@ def _call_user_function(function: Any, key: int, device: Device) -> Any:
     return function()
 
 
-def _draw_user(name: str, key: int, device: Device, reference: Any, permuted: bool) -> tuple[list[Any], dict[str, Any]]:
+def _draw_user(spec: Spec, key: int, device: Device, reference: Any) -> tuple[list[Any], dict[str, Any]]:
+    name = spec["name"]
     root = Path(getattr(reference, "source_root", "."))
     entry = getattr(reference, "entry", "")
     source = getattr(reference.namespace, name, None) if reference is not None else None
     if source is None:
         raise LoadFailure("load", "missing-inputs", f"{entry or 'the file'} defines no {name!r}", file=entry)
     with user_code("load", root, kind="inputs-raised", what=f"{name}()"):
-        fixed = permuted or not callable(source)
+        fixed = spec.get("permute", not callable(source))
         value = _call_user_function(source, key, device) if callable(source) else source
-    args, kwargs = as_call(value, reference)
+    args, kwargs = as_call(value)
     args, kwargs = _move(args, device), _move(kwargs, device)
     if not fixed:
         return args, kwargs
@@ -269,19 +267,20 @@ def draw_inputs(
     reference: Any = None,
     reduce: Plan | None = None,
     transform: Spec | None = None,
-    tensors: Mapping[str, torch.Tensor] | None = None,
+    tensors: Mapping[str, torch.Tensor] | Path | None = None,
 ) -> tuple[list[Any], dict[str, Any]]:
     """Draw the arguments of one call.
 
     Args:
         meta_inputs: JSON of a Call or UserFunction; ``"permute": true`` beside a function's name permutes what it
-            returns (for functions that return the same values each time, see :func:`inputs_vary`).
+            returns (for functions that return the same values each time, see :func:`inputs_vary`); by default only
+            values that are no functions are permuted.
         key: the trial's key, a non-negative integer.
         device: where values are drawn.
         reference: the loaded reference; needed for functions of the user's file.
         reduce: plan of :func:`drk.gym.runner.reduction.reduce_plan`.
         transform: a stress variant, see :func:`stress`.
-        tensors: the task's tensors by name (``input.<name>``).
+        tensors: the task's tensors by name (``input.<name>``), or the safetensors file that holds them.
 
     Returns:
         Positional and keyword arguments. Equal key, device kind and task give equal bits in every process.
@@ -290,8 +289,7 @@ def draw_inputs(
         LoadFailure: the user's function raised, a name is missing, or a specification makes no sense.
     """
     if meta_inputs["kind"] == "function":
-        permuted = bool(meta_inputs.get("permute", False))
-        args, kwargs = _draw_user(meta_inputs["name"], key, device, reference, permuted)
+        args, kwargs = _draw_user(meta_inputs, key, device, reference)
         if reduce:
             args, kwargs = apply_plan(args, kwargs, reduce)
     else:
