@@ -1,0 +1,147 @@
+"""``drk verify REFERENCE CANDIDATE``: judge one candidate and print its Verdict (DESIGN 4.2).
+
+The reference goes through intake like any target; the candidate is a file that defines ``ModelNew``. This process runs
+neither: both run in sandboxed processes of the gym. Settings come in layers (:mod:`drk.assistant.settings`), flags
+last. A wrong candidate is an answer (exit 1), not an error; exit 2 is for usage, configuration and the host.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import shlex
+import sys
+import tokenize
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from drk.assistant.console import Console, console_from
+from drk.assistant.errors import ExitCode, TargetError
+from drk.assistant.settings import Settings, load_settings
+from drk.assistant.verdict_text import verdict_text
+from drk.gym.schema import Candidate, Task, Verdict
+
+EXIT_CODES = {
+    "accepted": ExitCode.OK,
+    "rejected": ExitCode.NOT_ACCEPTED,
+    "failed": ExitCode.NOT_ACCEPTED,
+    "error": ExitCode.USAGE,
+}
+MAX_CANDIDATE_BYTES = 4 * 2**20
+
+
+def read_candidate(path: Path) -> str:
+    """Return the text of a candidate's file, decoded as Python would.
+
+    Raises:
+        TargetError: there is no such file, it is no text, or too large. (Text that is no Python is a verdict.)
+    """
+    try:
+        raw = path.read_bytes()
+    except IsADirectoryError as error:
+        raise TargetError(
+            "the candidate is a folder", kind="candidate-folder", file=str(path), help="name a .py file"
+        ) from error
+    except OSError as error:
+        raise TargetError(
+            "the candidate cannot be read", kind="candidate-unreadable", file=str(path), cause=error.strerror or ""
+        ) from error
+    if len(raw) > MAX_CANDIDATE_BYTES:
+        raise TargetError(
+            f"the candidate is larger than {MAX_CANDIDATE_BYTES} bytes", kind="candidate-too-large", file=str(path)
+        )
+    try:
+        encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
+        return raw.decode(encoding)
+    except (SyntaxError, UnicodeDecodeError) as error:
+        raise TargetError(
+            "the candidate is not Python text", kind="candidate-encoding", file=str(path), cause=str(error)
+        ) from error
+
+
+async def judge(task: Task, candidate: Candidate, settings: Settings, *, timing: bool) -> Verdict:
+    """Have the gym judge ``candidate`` under ``settings``.
+
+    Raises:
+        drk.gym.errors.TaskError: the reference itself cannot be judged.
+        drk.gym.errors.HostError: the gym or this machine failed.
+    """
+    from drk.gym import evaluate_async
+    from drk.gym.settings import GymSettings, Timing
+
+    gym_settings = GymSettings(
+        device=settings.device,
+        target=settings.target,
+        sandbox=settings.sandbox,
+        seeds=settings.seeds,
+        timing=Timing(enabled=timing),
+    )
+    return await evaluate_async(task, candidate, gym_settings)
+
+
+def print_verdict(console: Console, verdict: Verdict, *, source: str, path: str, as_json: bool) -> None:
+    """Print ``verdict`` on stdout, in its public JSON form or as text."""
+    if as_json:
+        from drk.gym.wire import verdict_to_json
+
+        console.result_json(verdict_to_json(verdict))
+    else:
+        console.result(verdict_text(verdict, source=source, path=path, paint=console.style))
+
+
+def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    ctx: typer.Context,
+    reference: Annotated[str, typer.Argument(help="model.py, model.py:Class, model.py:function, ...")],
+    candidate: Annotated[Path, typer.Argument(help="A Python file that defines ModelNew.")],
+    output: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print the verdict.")] = "text",
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="A call argument, such as 'x=f32[128,1024]'; repeatable.")
+    ] = None,
+    init: Annotated[
+        list[str] | None, typer.Option("--init", help="A constructor argument, such as 'dim=1024'; repeatable.")
+    ] = None,
+    mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
+    state_dict: Annotated[Path | None, typer.Option(help="Trained weights for the reference.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cuda:N or interpret.")] = None,
+    target: Annotated[str | None, typer.Option(help="Architecture to compile for without a GPU, as sm_90.")] = None,
+    precision: Annotated[str | None, typer.Option(help="match, strict, tf32 or bf16.")] = None,
+    tolerance: Annotated[str | None, typer.Option(help="float64, or paper for KernelBench's rule.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Secret input draws.")] = None,
+    sandbox: Annotated[str | None, typer.Option(help="strict, standard or basic.")] = None,
+    timing: Annotated[bool, typer.Option("--timing/--no-timing", help="Measure speed where there is a GPU.")] = True,
+) -> None:
+    """Judge CANDIDATE, a file that defines ModelNew, against REFERENCE.
+
+    Exits 0 when it is accepted (correct and not dishonest), 1 when it is rejected or failed, 2 when nothing was judged.
+    """
+    flags: dict[str, Any] = {
+        "device": device,
+        "target": target,
+        "precision": precision,
+        "tolerance": tolerance,
+        "seeds": seeds,
+        "sandbox": sandbox,
+    }
+    settings = load_settings(flags).settings
+    console = console_from(ctx, color=settings.color)
+    source = read_candidate(candidate)
+    from drk.assistant.intake import resolve_target
+
+    task = resolve_target(
+        reference,
+        inputs=inputs or (),
+        init=init or (),
+        mode=mode,
+        precision=settings.precision,
+        tolerance=settings.tolerance,
+        state_dict=state_dict,
+    )
+    with console.progress(f"judging {candidate} against {reference} ..."):
+        verdict = asyncio.run(judge(task, Candidate(source), settings, timing=timing))
+    if not verdict.repro:
+        verdict = replace(verdict, repro=shlex.join(["drk", *sys.argv[1:]]))
+    print_verdict(console, verdict, source=source, path=str(candidate), as_json=output == "json")
+    raise typer.Exit(EXIT_CODES[verdict.status])
