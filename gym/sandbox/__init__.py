@@ -1,1 +1,34 @@
-"""Part of drk."""
+"""The sandbox that a Runner enters (DESIGN 4.7): policy, probe of the layers, entering, watching, ending.
+
+Standard library only, so that a Runner's fork stays small and ``drk doctor`` starts fast. Linux only.
+"""
+
+from __future__ import annotations
+
+from drk.gym.sandbox.entry import adopt_orphans, enter, protect_process
+from drk.gym.sandbox.layers import Layer, Layers, achieved_level, lacking, require
+from drk.gym.sandbox.policy import Level, Policy, environment
+from drk.gym.sandbox.probe import probe
+from drk.gym.sandbox.watch import MemoryWatch, Process, Usage, descendants, scratch_bytes, strays, terminate
+
+__all__ = [
+    "Layer",
+    "Layers",
+    "Level",
+    "MemoryWatch",
+    "Policy",
+    "Process",
+    "Usage",
+    "achieved_level",
+    "adopt_orphans",
+    "descendants",
+    "enter",
+    "environment",
+    "lacking",
+    "probe",
+    "protect_process",
+    "require",
+    "scratch_bytes",
+    "strays",
+    "terminate",
+]
