@@ -1,1 +1,1 @@
-"""Part of drk."""
+"""The language server, which will show profiles and offer verified kernels in editors. Nothing is here yet."""

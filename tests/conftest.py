@@ -1,0 +1,37 @@
+"""What every test gets: private user folders, no stray settings, and a skip where a GPU is needed and missing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from drk.gym.devices import list_gpus
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Skip tests marked ``gpu`` on a machine without one (asked once, without initialising CUDA)."""
+    marked = [item for item in items if item.get_closest_marker("gpu") is not None]
+    if marked and not list_gpus():
+        for item in marked:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(autouse=True)
+def private_user_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Keep the user's own settings, caches and logs out of tests, and tests out of them. Returns the folder."""
+    folder = tmp_path_factory.mktemp("user")
+    for name in ("CONFIG", "CACHE", "STATE", "DATA"):
+        monkeypatch.setenv(f"XDG_{name}_HOME", str(folder / name.lower()))
+    for name in [name for name in os.environ if name.startswith("DRK_")]:
+        monkeypatch.delenv(name)
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE"):
+        monkeypatch.delenv(name, raising=False)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def repository() -> Path:
+    """Return the repository's root."""
+    return Path(__file__).resolve().parent.parent
