@@ -79,6 +79,8 @@ class LazyGroup(TyperGroup):
         if args[0] not in COMMANDS and not args[0].startswith("-"):
             near = did_you_mean(args[0], COMMANDS)
             raise UsageError(f"no such command: {args[0]}", help=near or "commands are: " + ", ".join(COMMANDS))
+        if getattr(ctx.obj, "protect", False):
+            importlib.import_module("drk.gym.sandbox").protect_process()
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
@@ -330,9 +332,12 @@ def wants_json(argv: Sequence[str]) -> bool:
     return "--format=json" in words or ("--format", "json") in itertools.pairwise(words)
 
 
-def run(argv: Sequence[str], *, log_dir: Path | None = None) -> int:
-    """Run one command line and return its exit code; nothing but SystemExit gets out."""
-    options = GlobalOptions()
+def run(argv: Sequence[str], *, log_dir: Path | None = None, protect: bool = False) -> int:
+    """Run one command line and return its exit code; nothing but SystemExit gets out.
+
+    ``protect`` closes this process's memory and environment to code under test, which runs as the same user.
+    """
+    options = GlobalOptions(protect=protect)
     boundary = Boundary(options, as_json=wants_json(argv), log_dir=log_dir)
     with boundary:
         code = root_command().main(args=list(argv), prog_name="drk", standalone_mode=False, obj=options)
@@ -342,4 +347,4 @@ def run(argv: Sequence[str], *, log_dir: Path | None = None) -> int:
 
 def main() -> None:
     """Run ``drk`` on the process's arguments and exit."""
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(run(sys.argv[1:], protect=True))

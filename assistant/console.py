@@ -38,10 +38,14 @@ _CLEAR_LINE = "\r\x1b[2K"
 
 @dataclass
 class GlobalOptions:
-    """What the global options of the command line say; it travels as the ``obj`` of the command's context."""
+    """What the global options of the command line say; it travels as the ``obj`` of the command's context.
+
+    ``protect``: whether the process closes itself to others of its user before a command runs.
+    """
 
     verbosity: int = 0
     color: ColorChoice = "auto"
+    protect: bool = False
 
     def console(self, *, color: ColorChoice = "auto") -> Console:
         """Return a console; ``color`` (from the settings) holds where no ``--color`` was given."""

@@ -29,6 +29,8 @@ import typer
 from drk.assistant.console import Console, Style, console_from, format_table
 from drk.assistant.errors import SCHEMA_VERSION, ConfigError, ExitCode
 from drk.assistant.settings import Resolved, Settings, describe_settings, load_settings
+from drk.gym import sandbox
+from drk.gym.devices import list_gpus
 
 Status = Literal["ok", "warn", "fail"]
 MIN_TORCH = (2, 10)
@@ -117,8 +119,6 @@ def check_compiler_backend(target: str) -> Check:
 
 def check_gpus() -> list[Check]:
     """List NVIDIA GPUs without initialising them, and see that the installed torch can use them."""
-    from drk.gym.devices import list_gpus
-
     gpus = list_gpus()
     if not gpus:
         fix = "run on a machine with an NVIDIA GPU and driver to measure speed"
@@ -142,19 +142,17 @@ def check_c_compiler() -> Check:
     return Check("c compiler", "ok", path)
 
 
-def check_sandbox(level: str, *, gpu: bool) -> list[Check]:
+def check_sandbox(level: Literal["strict", "standard", "basic"], *, gpu: bool) -> list[Check]:
     """Try each layer of the sandbox once, and say which level this machine reaches."""
-    from drk.gym import sandbox
-
     layers = sandbox.probe(gpu=gpu)
     reached = sandbox.achieved_level(layers)
-    order = ("basic", "standard", "strict")
-    enough = order.index(reached) >= order.index(level)
-    fix = "" if enough else f"mend the layers below, or ask for less: --sandbox {reached}"
-    rows = [Check("sandbox", "ok" if enough else "fail", f"level {reached} (asked for: {level})", fix)]
-    for layer in layers.rows():
-        detail = layer.detail if layer.ok else f"{layer.detail}; exposes {layer.exposes}"
-        rows.append(Check(f"  {layer.name}", "ok" if layer.ok else "warn", detail, "" if layer.ok else layer.fix))
+    absent = sandbox.lacking(level, layers)
+    fix = f"mend {', '.join(absent)} below, or ask for less: --sandbox {reached}" if absent else ""
+    rows = [Check("sandbox", "fail" if absent else "ok", f"level {reached} (asked for: {level})", fix)]
+    for name, layer in layers.rows():
+        status: Status = "ok" if layer.ok else "warn"
+        exposed = f"; exposes: {layer.exposes}" if layer.exposes else ""
+        rows.append(Check(f"  {name}", status, layer.detail + exposed, layer.remedy))
     return rows
 
 
@@ -226,7 +224,9 @@ def worst(checks: Iterable[Check]) -> Status:
 def render_checks(checks: list[Check], paint: Callable[..., str]) -> str:
     """Return the rows as text; ``paint(text, *styles)`` colours."""
     styles: dict[Status, Style] = {"ok": "green", "warn": "yellow", "fail": "red"}
-    table = format_table([[paint(f"{c.status:4}", styles[c.status]), c.name, c.detail] for c in checks])
+    table = format_table(
+        [[paint(f"{c.status:4}", styles[c.status]), c.name, " ".join(c.detail.split())] for c in checks]
+    )
     lines: list[str] = []
     for check, line in zip(checks, table.splitlines(), strict=True):
         lines.append(line)
