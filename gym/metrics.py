@@ -312,4 +312,7 @@ def wilson(successes: int, trials: int, *, level: float = 0.95) -> Estimate:
     share, shrink = successes / trials, 1 + z * z / trials
     middle = (share + z * z / (2 * trials)) / shrink
     half = z * math.sqrt(share * (1 - share) / trials + z * z / (4 * trials * trials)) / shrink
-    return Estimate(share, max(0.0, middle - half), min(1.0, middle + half), trials, level)
+    # At the ends the formula gives 0 and 1 but for rounding.
+    low = middle - half if successes > 0 else 0.0
+    high = middle + half if successes < trials else 1.0
+    return Estimate(share, low, high, trials, level)

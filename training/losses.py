@@ -181,14 +181,18 @@ def _log_ratio(logp: Tensor, old_logp: Tensor, live: Tensor) -> Tensor:
     if logp.dim() != 2 or not logp.shape == old_logp.shape == live.shape:
         shapes = [list(tensor.shape) for tensor in (logp, old_logp, live)]
         raise ShapeError(f"logp, old_logp and mask must share a shape [R, L], got {shapes}")
-    delta = logp.to(torch.float32) - old_logp.detach().to(torch.float32)
+    delta = _at_least_float32(logp) - _at_least_float32(old_logp.detach())
     # where before exp: padding may hold -inf or NaN, which would spoil the gradient even under a zero.
     return delta.where(live, torch.zeros_like(delta)).clamp(-EXPONENT_LIMIT, EXPONENT_LIMIT)
 
 
 def _by_token(values: Tensor, live: Tensor, name: str) -> Tensor:
     if values.dim() == 1 and values.shape[0] == live.shape[0]:
-        return values[:, None].to(torch.float32).expand(live.shape)
+        return _at_least_float32(values)[:, None].expand(live.shape)
     if values.shape == live.shape:
-        return values.to(torch.float32)
+        return _at_least_float32(values)
     raise ShapeError(f"{name} must have shape [R] or [R, L] = {list(live.shape)}, got {list(values.shape)}")
+
+
+def _at_least_float32(values: Tensor) -> Tensor:
+    return values.to(torch.promote_types(values.dtype, torch.float32))

@@ -200,6 +200,44 @@ def last_turn_filter(
     return torch.tensor([teaches.get(name, False) for name in prompts], dtype=torch.bool, device=rewards.device)
 
 
+def batch_mask(
+    rewards: Tensor,
+    *,
+    prompt: Ids,
+    sample: Ids,
+    turn: Ids,
+    aborted: Tensor | None = None,
+    min_samples: int = 2,
+    rules: BatchRules = PAPER,
+) -> Tensor:
+    """Return the ``mask`` for :func:`drk.training.advantages.turn_advantages` under ``rules``, bool ``[R]``.
+
+    :func:`turn_mask`, then :func:`last_turn_filter` over what it leaves, each where ``rules`` ask for it. Here ``sample``
+    need be unique within its prompt only.
+
+    Raises:
+        ShapeError: lengths differ.
+    """
+    rows = rewards.shape[0]
+    pairs = zip(
+        id_codes(prompt, rows=rows, name="prompt").tolist(),
+        id_codes(sample, rows=rows, name="sample").tolist(),
+        strict=True,
+    )
+    live = turn_mask(rewards, sample=list(pairs), turn=turn, aborted=aborted, void=rules.void_turns)
+    if rules.last_turn_std is None:
+        return live
+    return live & last_turn_filter(
+        rewards,
+        prompt=prompt,
+        sample=sample,
+        turn=turn,
+        mask=live,
+        min_std=rules.last_turn_std,
+        min_samples=min_samples,
+    )
+
+
 def pad_rows(rows: int, *, multiple: int, how: Literal["masked", "duplicate"] = "masked") -> tuple[Tensor, Tensor]:
     """Return ``(index[R'], live[R'])``: which row to take, and whether it counts, filled up to a multiple.
 
