@@ -1,0 +1,179 @@
+"""The pytest file that stands beside every artefact, as a :class:`string.Template`.
+
+It needs torch, pytest, the user's file and the artefact; drk is not imported. Without a CUDA device it sets
+``TRITON_INTERPRET=1`` before triton is imported and shrinks the batch. Errors are held against the original's own error
+in float64, so that a kernel more accurate than the original passes.
+
+Left out: modules that draw random numbers in the call are compared with equal seeds only.
+"""
+
+from __future__ import annotations
+
+from string import Template
+
+TEST = Template('''\
+"""Holds $kernels.py against $entry_name: same results, safe fallback, unchanged state, clean removal.
+
+Runs on a CUDA device where there is one, else under Triton's interpreter with a small batch. Written by drk.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib
+import os
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+
+HERE = Path(__file__).resolve().parent
+BESIDE = (HERE / "$entry_name").is_file()  # applied, or still in drk's run folder
+ROOT = (HERE / "$root_when_beside" if BESIDE else HERE / "$root_when_not").resolve()
+sys.path[:0] = [str(ROOT), str(HERE)]
+kernels = importlib.import_module("$kernels_when_beside" if BESIDE else "$kernels")
+user = importlib.import_module("$user_module")
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+BATCH = kernels._BATCH if DEVICE == "cuda" else min(kernels._BATCH, $small_batch)
+INTERPRETER_ELEMENTS = 2**22
+
+
+def build():
+    """The original, on the device, in the verified mode."""
+    torch.manual_seed(0)
+$build
+    return kernels.restore(model)
+
+
+def draw(seed):
+    """Positional and keyword arguments of one call."""
+    torch.manual_seed(seed)
+$draw
+    args, kwargs = place(list(args)), place(kwargs)
+    if DEVICE == "cpu" and sum(one.numel() for one in leaves([args, kwargs])) > INTERPRETER_ELEMENTS:
+        pytest.skip("too large for the interpreter; run this on a CUDA device")
+    return args, kwargs
+
+
+def place(value):
+    """Move tensors to the device, with a small batch under the interpreter."""
+    if isinstance(value, torch.Tensor):
+        batched = kernels._BATCH and value.dim() > 1 and value.shape[0] == kernels._BATCH
+        return (value[:BATCH] if batched else value).detach().to(DEVICE)
+    if isinstance(value, dict):
+        return {key: place(item) for key, item in value.items()}
+    return type(value)(map(place, value)) if isinstance(value, (list, tuple)) else value
+
+
+def leaves(value):
+    """All tensors of a nested value."""
+    if isinstance(value, torch.Tensor):
+        return [value]
+    items = value.values() if isinstance(value, dict) else value if isinstance(value, (list, tuple)) else ()
+    return [leaf for item in items for leaf in leaves(item)]
+
+
+def double(value):
+    """The same in float64."""
+    if isinstance(value, torch.Tensor):
+        return value.double() if value.is_floating_point() else value
+    if isinstance(value, dict):
+        return {key: double(item) for key, item in value.items()}
+    return type(value)(map(double, value)) if isinstance(value, (list, tuple)) else value
+
+
+def call(function, args, kwargs):
+    """One call without gradients, from equal random states, on inputs of its own."""
+    args, kwargs = copy.deepcopy((args, kwargs))
+    torch.manual_seed(0)
+    with torch.no_grad(), torch.autocast(DEVICE, $autocast_dtype, enabled=$autocast):
+        return function(*args, **kwargs)
+
+
+def error(value, truth):
+    """Root mean square error relative to the truth's own size."""
+    scale = truth.double().square().mean().sqrt().clamp_min(torch.finfo(torch.float32).tiny)
+    return ((value.double() - truth.double()).square().mean().sqrt() / scale).item()
+
+
+def assert_as_good(actual, expected, truth):
+    """The kernels' error may be a small multiple of the original's own."""
+    assert len(leaves(actual)) == len(leaves(expected))
+    for ours, theirs, exact in zip(leaves(actual), leaves(expected), leaves(truth), strict=True):
+        assert (ours.shape, ours.dtype, ours.device) == (theirs.shape, theirs.dtype, theirs.device)
+        if not theirs.is_floating_point():
+            assert torch.equal(ours, theirs)
+            continue
+        assert error(ours, exact) <= max(4 * error(theirs, exact), 4 * torch.finfo(theirs.dtype).eps)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_results_are_as_good_as_the_original(seed):
+    original = build()
+    args, kwargs = draw(seed)
+    expected = call(copy.deepcopy(original), args, kwargs)
+    exact = $exact
+    truth = call(exact, double(args), double(kwargs))
+    model = kernels.optimize(copy.deepcopy(original))
+    assert_as_good(call(model, args, kwargs), expected, truth)
+    assert kernels.stats(model)["kernel_calls"] == 1, kernels.stats(model)
+
+
+def test_what_was_not_verified_falls_back():
+    original = build()
+    args, kwargs = draw(1)
+    model = kernels.optimize(copy.deepcopy(original))
+    with torch.no_grad(), torch.autocast(DEVICE, torch.bfloat16, enabled=not $autocast):
+        torch.manual_seed(0)
+        expected = copy.deepcopy(original)(*args, **kwargs)
+        torch.manual_seed(0)
+        actual = model(*args, **kwargs)
+    assert kernels.stats(model)["fallback_calls"] == 1
+    assert kernels.stats(model)["kernel_calls"] == 0
+    for ours, theirs in zip(leaves(actual), leaves(expected), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_restore_brings_the_original_back():
+    original = build()
+    args, kwargs = draw(1)
+    model = kernels.restore(kernels.optimize(copy.deepcopy(original)))
+    assert not kernels.stats(model)["optimized"]
+    actual, expected = call(model, args, kwargs), call(copy.deepcopy(original), args, kwargs)
+    for ours, theirs in zip(leaves(actual), leaves(expected), strict=True):
+        assert torch.equal(ours, theirs)
+''')
+"""Common part; every target."""
+
+STATE_TESTS = """
+
+def test_state_is_the_models_own():
+    original = build()
+    model = copy.deepcopy(original)
+    before = model.state_dict(keep_vars=True)
+    after = kernels.optimize(model).state_dict(keep_vars=True)
+    assert list(before) == list(after)
+    assert all(before[key] is after[key] for key in before)
+
+
+def test_loaded_weights_are_used():
+    original = build()
+    if not original.state_dict():
+        pytest.skip("no state")
+    args, kwargs = draw(1)
+    model = kernels.optimize(copy.deepcopy(original))
+    call(model, args, kwargs)
+    state = {key: one * 0.5 if one.is_floating_point() else one for key, one in original.state_dict().items()}
+    model.load_state_dict(state)
+    original.load_state_dict(state)
+    expected = call(copy.deepcopy(original), args, kwargs)
+    truth = call(copy.deepcopy(original).double(), double(args), double(kwargs))
+    assert_as_good(call(model, args, kwargs), expected, truth)
+    assert kernels.stats(model)["kernel_calls"] == 2, kernels.stats(model)
+"""
+"""Further tests where the target is a module."""

@@ -1,0 +1,249 @@
+"""The loop: propose, judge, feed back, until the budget is spent or nothing more is likely (DESIGN 5).
+
+Every step is journalled in the run folder before its effect counts, so a resumed run replays proposals and verdicts
+from there and asks proposer and gym only for what is missing. Verdicts come from the run, else from the cache across
+runs, else from the gym.
+
+The search ends when: turns or time are spent; the proposer has nothing new; or, without a GPU, an ordered proposer's
+candidate was accepted (variants then differ only in speed, which nobody can measure there). ``stop`` ends it between
+or during judgements; what was judged so far counts.
+
+Left out: candidates judged in parallel (the gym times one at a time), and stopping at the roofline.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from drk.assistant.episode import Episode, Turn, best_of_history, describe_gain, is_usable
+from drk.assistant.events import Event, EventSink, make_event
+from drk.assistant.proposers import ProposeContext, Proposer
+from drk.assistant.runs import Proposal, Run
+from drk.assistant.verdict_cache import VerdictCache
+from drk.gym.devices import DeviceFacts
+from drk.gym.graph import Graph
+from drk.gym.schema import Candidate, Task, Verdict
+from drk.gym.wire import candidate_id, task_id
+
+JUDGE_ATTEMPTS = 2
+"""A verdict with status ``error`` is the host's fault and tried again this often."""
+
+
+class Judge(Protocol):
+    """The part of :class:`drk.gym.Gym` that the loop needs."""
+
+    async def evaluate(self, task: Task, candidate: Candidate) -> Verdict:
+        """Judge one candidate; never raises for what it does."""
+        ...
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hard limits: steps, candidates in each step, wall-clock seconds."""
+
+    turns: int = 4
+    samples: int = 4
+    max_time_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Found:
+    """What a search brought: the turns, why it ended, whether by ``stop``, and host errors met (never rewarded)."""
+
+    episode: Episode
+    ended: str
+    interrupted: bool = False
+    host_errors: tuple[str, ...] = ()
+
+
+class _Stopped(Exception):
+    """Raised inside the search when ``stop`` was set or the time is spent; ``why`` is for people."""
+
+    def __init__(self, why: str, *, interrupted: bool = False) -> None:
+        super().__init__(why)
+        self.why = why
+        self.interrupted = interrupted
+
+
+class Search:
+    """One search over one task. ``emit`` receives events after they are journalled."""
+
+    def __init__(
+        self,
+        run: Run,
+        task: Task,
+        *,
+        judge: Judge,
+        proposer: Proposer,
+        cache: VerdictCache,
+        budget: Budget,
+        emit: EventSink,
+        stop: asyncio.Event | None = None,
+    ) -> None:
+        self._run = run
+        self._task = task
+        self._judge = judge
+        self._proposer = proposer
+        self._cache = cache
+        self._budget = budget
+        self._emit = emit
+        self._stop = stop or asyncio.Event()
+        self._episode = Episode(task_id(task))
+        self._journal = run.proposals()
+        self._host_errors: list[str] = []
+        self._replayed_s = 0.0
+        self._began = time.monotonic()
+
+    async def turns(self, graph: Graph | None, hardware: DeviceFacts) -> Found:
+        """Run the search to its end and return what it found."""
+        self._began = time.monotonic()
+        ended, interrupted = "all turns are used", False
+        try:
+            for index in range(1, self._budget.turns + 1):
+                why = await self._step(index, graph, hardware)
+                if why:
+                    ended = why
+                    break
+        except _Stopped as stopped:
+            ended, interrupted = stopped.why, stopped.interrupted
+        return Found(self._episode, ended, interrupted, tuple(self._host_errors))
+
+    async def _step(self, index: int, graph: Graph | None, hardware: DeviceFacts) -> str:
+        """Run one step; return why the search should end, or an empty string."""
+        proposals = self._journal.get(index)
+        if proposals is None:
+            context = ProposeContext(self._task, graph, hardware, self._episode.turns, self._budget.samples)
+            proposals = self._number(index, await self._before_stop(self._proposer.propose(context)))
+            if not proposals:
+                return "the proposer has nothing more to offer"
+            self._emit(self._run.record_proposals(index, proposals))
+            self._journal[index] = proposals
+        for proposal in proposals:
+            await self._judge_one(proposal)
+            if self._is_settled():
+                return "a candidate was accepted, and without a GPU its variants cannot be told apart"
+        return ""
+
+    def _number(self, index: int, candidates: list[Candidate]) -> list[Proposal]:
+        """Number new candidates; repeated ones are left out."""
+        seen = {candidate_id(turn.candidate) for turn in self._episode.turns}
+        number = sum(len(proposals) for proposals in self._journal.values())
+        fresh: list[Proposal] = []
+        for candidate in candidates[: self._budget.samples]:
+            if candidate_id(candidate) not in seen:
+                seen.add(candidate_id(candidate))
+                fresh.append(Proposal(number + len(fresh) + 1, index, len(fresh), candidate))
+        return fresh
+
+    def _is_settled(self) -> bool:
+        if not self._proposer.ordered or not self._episode.turns:
+            return False
+        last = self._episode.turns[-1].verdict
+        return is_usable(last) and last.evidence != "gpu"
+
+    async def _judge_one(self, proposal: Proposal) -> None:
+        verdict, seconds, source = await self._find_verdict(proposal)
+        if verdict is None:
+            return
+        turn = Turn(proposal.turn, proposal.candidate, verdict, seconds, proposal.sample)
+        self._episode = self._episode.extended(turn)
+        event = _judged_event(turn, proposal.number, source, best=best_of_history(self._episode) is turn)
+        if source == "run":  # the log of a resumed run has it already
+            self._emit(event)
+        else:
+            self._tell(event)
+
+    async def _find_verdict(self, proposal: Proposal) -> tuple[Verdict | None, float, str]:
+        recorded = self._run.verdict(proposal)
+        if recorded is not None:
+            self._replayed_s += recorded[1]
+            return (*recorded, "run")
+        self._check_budget()
+        began = time.monotonic()
+        kept = self._cache.get(self._task, proposal.candidate)
+        if kept is not None:
+            self._run.record_verdict(proposal, kept, 0.0)
+            return kept, 0.0, "cache"
+        verdict = await self._ask_gym(proposal)
+        if verdict is None:
+            return None, 0.0, "gym"
+        seconds = time.monotonic() - began
+        self._run.record_verdict(proposal, verdict, seconds)
+        self._cache.put(self._task, proposal.candidate, verdict)
+        return verdict, seconds, "gym"
+
+    async def _ask_gym(self, proposal: Proposal) -> Verdict | None:
+        """Return the gym's verdict, or null after repeated host errors."""
+        identity = candidate_id(proposal.candidate)
+        message = ""
+        for _ in range(JUDGE_ATTEMPTS):
+            self._emit(
+                make_event("judging", turn=proposal.turn, number=proposal.number, id=identity, eta_s=self._eta_s())
+            )
+            verdict = await self._before_stop(self._judge.evaluate(self._task, proposal.candidate))
+            if verdict.status != "error":
+                return verdict
+            message = f"{verdict.error.kind}: {verdict.error.message}" if verdict.error else "host error"
+        self._host_errors.append(message)
+        self._tell(make_event("note", text=f"candidate {proposal.number} could not be judged: {message}"))
+        return None
+
+    async def _before_stop(self, work: Coroutine[Any, Any, Any]) -> Any:
+        """Await ``work``, unless ``stop`` is set or the time is spent first; then it is cancelled."""
+        task = asyncio.ensure_future(work)
+        stop = asyncio.ensure_future(self._stop.wait())
+        try:
+            await asyncio.wait({task, stop}, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
+            if task.done():
+                return task.result()
+            self._check_budget(expired=True)
+        finally:
+            for future in (task, stop):
+                future.cancel()
+            await asyncio.gather(task, stop, return_exceptions=True)
+
+    def _check_budget(self, *, expired: bool = False) -> None:
+        if self._stop.is_set():
+            raise _Stopped("interrupted", interrupted=True)
+        if expired or self._left_s() <= 0:
+            raise _Stopped(f"the time budget of {self._budget.max_time_s:g} s is spent")
+
+    def _left_s(self) -> float:
+        return max(0.0, self._budget.max_time_s - self._replayed_s - (time.monotonic() - self._began))
+
+    def _eta_s(self) -> float | None:
+        """Seconds until all turns would be judged at the pace so far, at most what the budget leaves."""
+        paid = [turn.seconds for turn in self._episode.turns if turn.seconds > 0]
+        if not paid:
+            return None
+        planned = sum(len(proposals) for proposals in self._journal.values())
+        planned += self._budget.samples * (self._budget.turns - len(self._journal))
+        rest = max(0, planned - len(self._episode.turns))
+        return round(min(rest * sum(paid) / len(paid), self._left_s()), 1)
+
+    def _tell(self, event: Event) -> None:
+        self._run.log.append(event)
+        self._emit(event)
+
+
+def _judged_event(turn: Turn, number: int, source: str, *, best: bool) -> Event:
+    verdict = turn.verdict
+    return make_event(
+        "judged",
+        turn=turn.index,
+        sample=turn.sample,
+        number=number,
+        id=candidate_id(turn.candidate),
+        source=source,
+        status=verdict.status,
+        reached=verdict.reached,
+        seconds=round(turn.seconds, 3),
+        gain=describe_gain(verdict) if is_usable(verdict) else None,
+        note=turn.candidate.note,
+        error=f"{verdict.error.kind}: {verdict.error.message}" if verdict.error else None,
+        best=best,
+    )
