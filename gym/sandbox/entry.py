@@ -62,7 +62,7 @@ def _wipe_initial_environment(kept: Mapping[str, str]) -> None:
 
     Kept entries stay in place, since libraries may hold pointers that ``getenv`` gave them.
     """
-    fields = Path("/proc/self/stat").read_text(encoding="ascii", errors="replace").rpartition(")")[2].split()
+    fields = Path("/proc/self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     start, end = int(fields[47]), int(fields[48])  # fields 50 and 51 of proc(5): env_start, env_end
     allowed = {os.fsencode(f"{name}={value}") for name, value in kept.items()}
     offset = start
@@ -95,7 +95,7 @@ def _lower(kind: int, value: int) -> None:
 
 
 def _data_bytes() -> int:
-    for line in Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines():
+    for line in Path("/proc/self/status").read_text(encoding="utf-8", errors="replace").splitlines():
         if line.startswith("VmData:"):
             return int(line.split()[1]) * 1024
     return 0
@@ -220,4 +220,4 @@ def _seal(policy: Policy, layers: Layers, *, own_mounts: bool) -> None:
     if layers.landlock.ok:
         _step("landlock", lambda: landlock.confine(policy, layers.landlock_abi, private_shm=own_mounts))
     if layers.seccomp.ok:
-        _step("seccomp", seccomp.install)
+        _step("seccomp", lambda: seccomp.install(gpu=policy.gpu))

@@ -113,7 +113,7 @@ def _rules(policy: Policy, *, private_shm: bool) -> Iterator[tuple[Path, int]]:
         yield Path("/dev/shm"), everything & ~EXECUTE  # a mount of its own
     if policy.gpu:
         # cuInit names its threads through /proc/self/task/TID/comm and fails with error 304 where it cannot
-        yield Path("/proc/self/task"), READ | WRITE_FILE
+        yield Path("/proc/self/task"), READ | WRITE_FILE | TRUNCATE
         yield from ((Path("/proc") / name, READ) for name in PROC_GPU)
         yield from ((Path("/sys") / name, READ) for name in SYS_GPU)
         for pattern in DEVICES_GPU:

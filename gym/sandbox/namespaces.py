@@ -40,9 +40,9 @@ def enter_flags(flags: int) -> None:
     uid, gid = os.geteuid(), os.getegid()
     syscalls.unshare(flags)
     if flags & syscalls.CLONE_NEWUSER:
-        Path("/proc/self/setgroups").write_text("deny", encoding="ascii")
-        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="ascii")
-        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="ascii")
+        Path("/proc/self/setgroups").write_text("deny", encoding="utf-8")
+        Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", encoding="utf-8")
+        Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", encoding="utf-8")
     if flags & syscalls.CLONE_NEWNS:
         syscalls.mount(None, "/", None, syscalls.MS_REC | syscalls.MS_PRIVATE)
 
@@ -67,7 +67,7 @@ def limit_pids(processes: int) -> None:
     """Bound the namespace's processes and threads, by the kernel's rule to 301 or more. Raises ``OSError``."""
     if not pid_max_is_per_namespace():
         raise OSError("kernel.pid_max is not per namespace before Linux 6.14")
-    Path("/proc/sys/kernel/pid_max").write_text(str(_RESERVED_PIDS + max(processes, 1)), encoding="ascii")
+    Path("/proc/sys/kernel/pid_max").write_text(str(_RESERVED_PIDS + max(processes, 1)), encoding="utf-8")
 
 
 def _reset_signals() -> None:

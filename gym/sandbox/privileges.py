@@ -23,7 +23,7 @@ NOBODY_UID = 65534
 
 def mapped(uid: int) -> bool:
     """Whether ``uid`` exists in this user namespace."""
-    for line in Path("/proc/self/uid_map").read_text(encoding="ascii").splitlines():
+    for line in Path("/proc/self/uid_map").read_text(encoding="utf-8").splitlines():
         first, _, count = (int(word) for word in line.split())
         if first <= uid < first + count:
             return True

@@ -31,6 +31,7 @@ def attempt(action: Callable[[], object]) -> str:
     if child == 0:
         code = _FAILED_OTHERWISE
         try:
+            syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1)  # as in enter(): else /proc/self/uid_map belongs to root
             action()
             code = 0
         except OSError as error:

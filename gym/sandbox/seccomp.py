@@ -3,8 +3,10 @@
 A deny-list in classic BPF, installed by ``seccomp(2)`` without any library. Refused calls fail with EPERM, so that
 honest code gets an ordinary error; a foreign architecture (``int 0x80``) kills the process; the x32 table is refused.
 ``clone3`` says ENOSYS since its flags lie behind a pointer (glibc then uses ``clone``, whose flags are checked).
-``socket`` is refused for every family, because Landlock does not see UDP, netlink and pathname Unix sockets;
-``socketpair(AF_UNIX)`` stays. Setting PDEATHSIG pretends success: multiprocessing does it, and ours must stay.
+``socket`` and ``connect`` are refused, because Landlock does not see UDP, netlink and pathname Unix sockets; connected
+pairs (``socketpair(AF_UNIX)``, no datagrams, which could be addressed elsewhere) stay. With a GPU, Unix packet
+sockets may listen: ``cuInit`` binds one (``cuda-uvmfd-...``, seen on an H200) and fails with error 304 where it cannot.
+Setting PDEATHSIG pretends success: multiprocessing does it, and ours must stay.
 
 Not covered: what is behind pointers, and bugs of the kernel in the calls that stay. Sources: ``uapi/linux/seccomp.h``,
 ``uapi/linux/filter.h``, the syscall tables of x86-64 and of the generic (aarch64) ABI.
@@ -20,11 +22,12 @@ from collections.abc import Iterator
 
 from drk.gym.sandbox import syscalls
 
-_LOAD, _JEQ, _JGE, _JSET, _RET = 0x20, 0x15, 0x35, 0x45, 0x06
+_LOAD, _AND, _JEQ, _JGE, _JSET, _RET = 0x20, 0x54, 0x15, 0x35, 0x45, 0x06
 _ALLOW, _ERRNO, _KILL = 0x7FFF0000, 0x00050000, 0x80000000
 _NR_OFFSET, _ARCH_OFFSET, _ARGS_OFFSET = 0, 4, 16
 _AUDIT_ARCH = {"x86_64": 0xC000003E, "aarch64": 0xC00000B7}
 _X32_BIT = 0x40000000
+_TYPE_MASK = 0xF  # the rest of the type word is SOCK_CLOEXEC and SOCK_NONBLOCK
 _SET_MODE_FILTER, _FLAG_TSYNC = 1, 1
 _NAMESPACES = (
     syscalls.CLONE_NEWNS
@@ -39,8 +42,8 @@ _TIOCSTI, _TIOCLINUX = 0x5412, 0x541C
 
 # name: (x86-64, aarch64); None where the machine has no such call
 DENIED: dict[str, tuple[int | None, int | None]] = {
-    "socket": (41, 198), "accept": (43, 202), "accept4": (288, 242), "bind": (49, 200), "listen": (50, 201),
-    "ptrace": (101, 117), "process_vm_readv": (310, 270), "process_vm_writev": (311, 271), "kcmp": (312, 272),
+    "connect": (42, 203), "ptrace": (101, 117), "kcmp": (312, 272),
+    "process_vm_readv": (310, 270), "process_vm_writev": (311, 271),
     "process_madvise": (440, 440), "pidfd_getfd": (438, 438), "process_mrelease": (448, 448),
     "mount": (165, 40), "umount2": (166, 39), "pivot_root": (155, 41), "chroot": (161, 51), "open_tree": (428, 428),
     "move_mount": (429, 429), "fsopen": (430, 430), "fsconfig": (431, 431), "fsmount": (432, 432),
@@ -58,6 +61,11 @@ DENIED: dict[str, tuple[int | None, int | None]] = {
     "shmget": (29, 194), "semget": (64, 190), "msgget": (68, 186), "mq_open": (240, 180), "migrate_pages": (256, 238),
     "move_pages": (279, 239),
 }  # fmt: skip
+# refused without a GPU; with one they can only see the Unix packet sockets that the rule for "socket" lets through
+LISTENING: dict[str, tuple[int, int]] = {
+    "bind": (49, 200), "listen": (50, 201), "accept": (43, 202), "accept4": (288, 242),
+}  # fmt: skip
+_SOCKET = (41, 198)
 _CLONE, _CLONE3, _PRCTL, _IOCTL, _SOCKETPAIR = (56, 220), (435, 435), (157, 167), (16, 29), (53, 199)
 # refused unless their first argument is 0, the caller itself: else one could slow or starve the Judge's timing
 OWN_PROCESS_ONLY: dict[str, tuple[int, int]] = {
@@ -83,6 +91,24 @@ def _when(nr: int, body: list[Instruction]) -> list[Instruction]:
     return [(_JEQ, 0, len(body), nr), *body]
 
 
+def _unix_only(kinds: tuple[int, ...]) -> list[Instruction]:
+    """Body for ``socket``/``socketpair``: allow AF_UNIX of these types, refuse the rest."""
+    allow, deny = (_RET, 0, 0, _ALLOW), _fail(errno.EPERM)
+    body = [_load_argument(0), (_JEQ, 1, 0, int(socket.AF_UNIX)), deny, _load_argument(1), (_AND, 0, 0, _TYPE_MASK)]
+    for kind in kinds:
+        body += [(_JEQ, 0, 1, kind), allow]
+    return [*body, deny]
+
+
+def _socket_rules(column: int, *, gpu: bool) -> Iterator[list[Instruction]]:
+    stream, packets = int(socket.SOCK_STREAM), int(socket.SOCK_SEQPACKET)
+    yield _when(_SOCKET[column], _unix_only((packets,) if gpu else ()))
+    yield _when(_SOCKETPAIR[column], _unix_only((stream, packets)))
+    if not gpu:
+        for numbers in LISTENING.values():
+            yield _when(numbers[column], [_fail(errno.EPERM)])
+
+
 def _rules(column: int) -> Iterator[list[Instruction]]:
     allow, deny = (_RET, 0, 0, _ALLOW), _fail(errno.EPERM)
     for numbers in DENIED.values():
@@ -96,7 +122,6 @@ def _rules(column: int) -> Iterator[list[Instruction]]:
         yield _when(which[column], body)
     yield _when(_CLONE[column], [_load_argument(0), (_JSET, 0, 1, _NAMESPACES), deny, allow])
     yield _when(_CLONE3[column], [_fail(errno.ENOSYS)])
-    yield _when(_SOCKETPAIR[column], [_load_argument(0), (_JEQ, 0, 1, int(socket.AF_UNIX)), allow, deny])
     yield _when(_IOCTL[column], [_load_argument(1), (_JEQ, 1, 0, _TIOCSTI), (_JEQ, 0, 1, _TIOCLINUX), deny, allow])
     prctl_body = [
         _load_argument(0),
@@ -110,7 +135,7 @@ def _rules(column: int) -> Iterator[list[Instruction]]:
     yield _when(_PRCTL[column], prctl_body)
 
 
-def program(machine: str) -> list[Instruction]:
+def program(machine: str, *, gpu: bool = False) -> list[Instruction]:
     """The filter for a machine as (code, jt, jf, k). Raises ``OSError(ENOSYS)`` where its tables are not known."""
     if machine not in _AUDIT_ARCH:
         raise OSError(errno.ENOSYS, f"no seccomp table for {machine}")
@@ -122,14 +147,15 @@ def program(machine: str) -> list[Instruction]:
     ]
     if machine == "x86_64":
         listing += [(_JGE, 0, 1, _X32_BIT), _fail(errno.EPERM)]
-    for rule in _rules(0 if machine == "x86_64" else 1):
+    column = 0 if machine == "x86_64" else 1
+    for rule in (*_rules(column), *_socket_rules(column, gpu=gpu)):
         listing += rule
     return [*listing, (_RET, 0, 0, _ALLOW)]
 
 
-def install() -> None:
+def install(*, gpu: bool = False) -> None:
     """Filter this process and all that it starts, for good. Needs no_new_privs. Raises ``OSError``."""
-    listing = program(syscalls.machine())
+    listing = program(syscalls.machine(), gpu=gpu)
     code = ctypes.create_string_buffer(b"".join(struct.pack("=HBBI", *line) for line in listing))
     header = ctypes.create_string_buffer(struct.pack("@HP", len(listing), ctypes.addressof(code)))
     syscalls.syscall(syscalls.number("seccomp"), _SET_MODE_FILTER, _FLAG_TSYNC, header, what="seccomp")

@@ -119,13 +119,13 @@ def close_range(first: int, last: int) -> None:
 
 def last_capability() -> int:
     """The highest capability that this kernel knows."""
-    with open("/proc/sys/kernel/cap_last_cap", encoding="ascii") as handle:  # noqa: PTH123 - hot path after a fork
+    with open("/proc/sys/kernel/cap_last_cap", encoding="utf-8") as handle:  # noqa: PTH123 - hot path after a fork
         return int(handle.read())
 
 
 def effective_capabilities() -> int:
     """This thread's effective capability mask."""
-    with open("/proc/self/status", encoding="ascii", errors="replace") as handle:  # noqa: PTH123
+    with open("/proc/self/status", encoding="utf-8", errors="replace") as handle:  # noqa: PTH123
         for line in handle:
             if line.startswith("CapEff:"):
                 return int(line.split()[1], 16)
