@@ -26,6 +26,8 @@ _EVIDENCE = {
     "interpreter": "logic checked by the interpreter",
     "compile-only": "compiled only, never run",
 }
+_PLACE = {"gpu": "on the GPU", "interpreter": "under the interpreter", "compile-only": "compiled only"}
+_RAN = ("ran", "correct", "honest", "measured")
 
 
 def plain(text: str, *styles: Style) -> str:  # noqa: ARG001 - the signature of a paint
@@ -37,7 +39,7 @@ def verdict_text(verdict: Verdict, *, source: str = "", path: str = "candidate.p
     """Return ``verdict`` as text. ``source`` and ``path`` are the candidate's, for the excerpt at a failing line."""
     lines = [_headline(verdict, paint)]
     if verdict.error is not None:
-        lines += _error_lines(verdict.error, source, path, paint)
+        lines += _error_lines(verdict, verdict.error, source, path, paint)
     lines += _cell_lines(verdict)
     lines += [line for flag in verdict.flags for line in _flag_lines(flag, paint)]
     facts = [(label, text) for label, text in _facts(verdict) if text]
@@ -54,7 +56,8 @@ def _headline(verdict: Verdict, paint: Paint) -> str:
     if verdict.status == "accepted":
         honest = "honest" if verdict.honest else "honesty not judged"
         return f"{word}: correct, {honest} ({_EVIDENCE[verdict.evidence]})"
-    return f"{word}: {_reason(verdict)} ({_EVIDENCE[verdict.evidence]}; reached: {verdict.reached or 'nothing'})"
+    place = f" {_PLACE[verdict.evidence]}" if verdict.reached in _RAN else ""
+    return f"{word}: {_reason(verdict)} (reached: {verdict.reached or 'nothing'}{place})"
 
 
 def _reason(verdict: Verdict) -> str:
@@ -66,9 +69,10 @@ def _reason(verdict: Verdict) -> str:
     return "not honest: " + ", ".join(frauds) if frauds else "not accepted"
 
 
-def _error_lines(error: Failure, source: str, path: str, paint: Paint) -> list[str]:
+def _error_lines(verdict: Verdict, error: Failure, source: str, path: str, paint: Paint) -> list[str]:
+    repeated = any(cell.reason and cell.reason in error.message for cell in verdict.cells if not cell.passed)
     where = path + (f":{error.line}" if error.line else "")
-    lines = [f"  {part}" for part in error.message.splitlines() or [error.kind]]
+    lines = [] if repeated else [f"  {part}" for part in error.message.splitlines() or [error.kind]]
     if error.line:
         lines += [f"  --> {where}", *_excerpt(source, error.line, paint)]
     return lines
@@ -103,7 +107,9 @@ def _cell_lines(verdict: Verdict) -> Iterator[str]:
 
 
 def _cell_reason(cell: Cell) -> str:
-    parts = [cell.reason] if cell.reason else []
+    if cell.reason:
+        return cell.reason
+    parts = []
     for name, value, limit, own in (
         ("rms error", cell.rms, cell.rms_limit, cell.reference_rms),
         ("max error", cell.max, cell.max_limit, cell.reference_max),

@@ -20,9 +20,13 @@ import typer
 
 from drk.assistant.console import Console, console_from
 from drk.assistant.errors import ExitCode, TargetError
+from drk.assistant.intake import resolve_target
 from drk.assistant.settings import Settings, load_settings
 from drk.assistant.verdict_text import verdict_text
+from drk.gym.evaluate import evaluate_async
 from drk.gym.schema import Candidate, Task, Verdict
+from drk.gym.settings import GymSettings, Timing
+from drk.gym.wire import MAX_SOURCE_BYTES, verdict_to_json
 
 EXIT_CODES = {
     "accepted": ExitCode.OK,
@@ -30,7 +34,6 @@ EXIT_CODES = {
     "failed": ExitCode.NOT_ACCEPTED,
     "error": ExitCode.USAGE,
 }
-MAX_CANDIDATE_BYTES = 4 * 2**20
 
 
 def read_candidate(path: Path) -> str:
@@ -49,9 +52,9 @@ def read_candidate(path: Path) -> str:
         raise TargetError(
             "the candidate cannot be read", kind="candidate-unreadable", file=str(path), cause=error.strerror or ""
         ) from error
-    if len(raw) > MAX_CANDIDATE_BYTES:
+    if len(raw) > MAX_SOURCE_BYTES:
         raise TargetError(
-            f"the candidate is larger than {MAX_CANDIDATE_BYTES} bytes", kind="candidate-too-large", file=str(path)
+            f"the candidate is larger than {MAX_SOURCE_BYTES} bytes", kind="candidate-too-large", file=str(path)
         )
     try:
         encoding, _ = tokenize.detect_encoding(io.BytesIO(raw).readline)
@@ -69,9 +72,6 @@ async def judge(task: Task, candidate: Candidate, settings: Settings, *, timing:
         drk.gym.errors.TaskError: the reference itself cannot be judged.
         drk.gym.errors.HostError: the gym or this machine failed.
     """
-    from drk.gym import evaluate_async
-    from drk.gym.settings import GymSettings, Timing
-
     gym_settings = GymSettings(
         device=settings.device,
         target=settings.target,
@@ -85,8 +85,6 @@ async def judge(task: Task, candidate: Candidate, settings: Settings, *, timing:
 def print_verdict(console: Console, verdict: Verdict, *, source: str, path: str, as_json: bool) -> None:
     """Print ``verdict`` on stdout, in its public JSON form or as text."""
     if as_json:
-        from drk.gym.wire import verdict_to_json
-
         console.result_json(verdict_to_json(verdict))
     else:
         console.result(verdict_text(verdict, source=source, path=path, paint=console.style))
@@ -104,6 +102,9 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
         list[str] | None, typer.Option("--init", help="A constructor argument, such as 'dim=1024'; repeatable.")
     ] = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
+    factory: Annotated[
+        bool | None, typer.Option("--factory/--no-factory", help="The named function returns a module, or does not.")
+    ] = None,
     state_dict: Annotated[Path | None, typer.Option(help="Trained weights for the reference.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda:N or interpret.")] = None,
     target: Annotated[str | None, typer.Option(help="Architecture to compile for without a GPU, as sm_90.")] = None,
@@ -128,8 +129,6 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
     settings = load_settings(flags).settings
     console = console_from(ctx, color=settings.color)
     source = read_candidate(candidate)
-    from drk.assistant.intake import resolve_target
-
     task = resolve_target(
         reference,
         inputs=inputs or (),
@@ -137,6 +136,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
         mode=mode,
         precision=settings.precision,
         tolerance=settings.tolerance,
+        factory=factory,
         state_dict=state_dict,
     )
     with console.progress(f"judging {candidate} against {reference} ..."):
