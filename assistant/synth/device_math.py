@@ -1,0 +1,173 @@
+"""Small device functions that emitted kernels call: activations and accurate elementary functions, as source text.
+
+Triton's ``tl.exp`` is the hardware's ``ex2.approx`` after one rounded multiplication, so its relative error grows with
+the argument; the gym compares errors with PyTorch's own, so kernels use the compensated forms below. ``tl.log``,
+``tl.erf``, ``tl.sin`` and ``tl.cos`` are libdevice's accurate ones already. All of it is built from ``tl`` operations
+that exist both compiled and in Triton's interpreter; libdevice is not called by name, since the interpreter has no
+results for it.
+
+Left out: float64 variants (float64 graphs are not fused) and denormal results.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+FUNCTIONS: Mapping[str, str] = {
+    "exp": '''
+@triton.jit
+def exp(x):
+    """e**x as 2**t with t = x log2(e); the rounding error of t is put back to first order."""
+    t = x * 1.4426950408889634
+    lost = tl.fma(x, 1.4426950216293335, -t) + x * 1.925963033500011e-08
+    power = tl.exp2(t)
+    return tl.where((power > 0.0) & (power < float("inf")), power + power * (lost * 0.6931471805599453), power)
+''',
+    "expm1": '''
+@triton.jit
+def expm1(x):
+    """e**x - 1 without cancellation near 0: 2 h / (1 - h) with h = tanh(x / 2)."""
+    half = tanh(0.5 * x)
+    return tl.where(tl.abs(x) < 1.0, 2.0 * half / (1.0 - half), exp(x) - 1.0)
+''',
+    "log1p": '''
+@triton.jit
+def log1p(x):
+    """log(1 + x), corrected by what the rounding of 1 + x has lost."""
+    u = 1.0 + x
+    exact = (u == 1.0) | (u == float("inf"))
+    return tl.where(exact, x, tl.log(u) * (x / tl.where(exact, 1.0, u - 1.0)))
+''',
+    "tanh": '''
+@triton.jit
+def tanh(x):
+    """Hyperbolic tangent: a polynomial near 0, else (1 - e) / (1 + e) with e = exp(-2 |x|)."""
+    s = x * x
+    p = 0.0157394409 * s - 0.0523025580
+    p = p * s + 0.1331524700
+    p = p * s - 0.3333276810
+    small = x + x * s * p
+    e = exp(-2.0 * tl.abs(x))
+    large = (1.0 - e) / (1.0 + e)
+    return tl.where(tl.abs(x) < 0.55, small, tl.where(x < 0.0, -large, large))
+''',
+    "sigmoid": '''
+@triton.jit
+def sigmoid(x):
+    """1 / (1 + exp(-x))."""
+    return 1.0 / (1.0 + exp(-x))
+''',
+    "log_sigmoid": '''
+@triton.jit
+def log_sigmoid(x):
+    """log(sigmoid(x)) = min(x, 0) - log(1 + exp(-|x|))."""
+    return tl.where(x < 0.0, x, x * 0.0) - log1p(exp(-tl.abs(x)))
+''',
+    "silu": '''
+@triton.jit
+def silu(x):
+    """x sigmoid(x)."""
+    return x / (1.0 + exp(-x))
+''',
+    "gelu": '''
+@triton.jit
+def gelu(x):
+    """x Phi(x), with the exact error function."""
+    return 0.5 * x * (1.0 + tl.erf(x * 0.7071067811865476))
+''',
+    "gelu_tanh": '''
+@triton.jit
+def gelu_tanh(x):
+    """The tanh approximation of GELU: 0.5 x (1 + tanh(sqrt(2 / pi) (x + 0.044715 x**3)))."""
+    return 0.5 * x * (1.0 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))
+''',
+    "relu": '''
+@triton.jit
+def relu(x):
+    """max(x, 0); NaN stays NaN."""
+    return tl.where(x <= 0.0, 0.0, x)
+''',
+    "clamp_min": '''
+@triton.jit
+def clamp_min(x, low):
+    """max(x, low); NaN stays NaN."""
+    return tl.where(x < low, low, x)
+''',
+    "clamp_max": '''
+@triton.jit
+def clamp_max(x, high):
+    """min(x, high); NaN stays NaN."""
+    return tl.where(x > high, high, x)
+''',
+    "leaky_relu": '''
+@triton.jit
+def leaky_relu(x, slope):
+    """x where x > 0, slope x elsewhere."""
+    return tl.where(x > 0.0, x, x * slope)
+''',
+    "elu": '''
+@triton.jit
+def elu(x, alpha, scale, input_scale):
+    """scale x where x > 0, scale alpha (exp(input_scale x) - 1) elsewhere."""
+    return tl.where(x > 0.0, x * scale, alpha * scale * expm1(x * input_scale))
+''',
+    "softplus": '''
+@triton.jit
+def softplus(x, beta, threshold):
+    """log(1 + exp(beta x)) / beta; x itself where beta x > threshold."""
+    scaled = x * beta
+    return tl.where(scaled > threshold, x, log1p(exp(scaled)) / beta)
+''',
+    "mish": '''
+@triton.jit
+def mish(x):
+    """x tanh(softplus(x))."""
+    return x * tanh(softplus(x, 1.0, 20.0))
+''',
+    "hardtanh": '''
+@triton.jit
+def hardtanh(x, low, high):
+    """x limited to [low, high]; NaN stays NaN."""
+    return clamp_max(clamp_min(x, low), high)
+''',
+    "hardsigmoid": '''
+@triton.jit
+def hardsigmoid(x):
+    """clamp(x + 3, 0, 6) / 6."""
+    return hardtanh(x + 3.0, 0.0, 6.0) * 0.16666666666666666
+''',
+    "softshrink": '''
+@triton.jit
+def softshrink(x, width):
+    """x moved towards 0 by width, 0 within it."""
+    return tl.where(x > width, x - width, tl.where(x < -width, x + width, x * 0.0))
+''',
+    "sign": '''
+@triton.jit
+def sign(x):
+    """-1, 0 or 1."""
+    return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
+''',
+}
+"""Source text of each device function by its name."""
+
+_DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
+_CALL = re.compile(r"(?<![\w.])([a-z_0-9]+)\(")
+
+
+def closure(texts: Iterable[str]) -> list[str]:
+    """Return the names of all device functions that ``texts`` call, directly or not, callees first."""
+    found: list[str] = []
+    visiting: set[str] = set()
+
+    def visit(text: str) -> None:
+        for name in _CALL.findall(_DOCSTRING.sub("", text)):
+            if name in FUNCTIONS and name not in found and name not in visiting:
+                visiting.add(name)
+                visit(FUNCTIONS[name])
+                found.append(name)
+
+    for text in texts:
+        visit(text)
+    return found

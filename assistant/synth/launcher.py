@@ -1,0 +1,122 @@
+"""What the launchers of all kernels share: sizes, strides, output allocation, the shape of the source text.
+
+A launcher takes tensors, makes sure of the layout its kernel presumes, reads all sizes from the tensors, allocates
+outputs on the inputs' device and launches once. Nothing is tuned or cached at call time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drk.assistant.synth.body import Body, indent
+from drk.assistant.synth.domain import Operand, group_size_text, size_arguments, size_text, stride_arguments
+
+
+@dataclass(frozen=True)
+class Arguments:
+    """Kernel parameters and the launcher expressions they receive, in the same order."""
+
+    parameters: tuple[str, ...]
+    values: tuple[str, ...]
+
+
+def pointer_arguments(body: Body) -> Arguments:
+    """Pointers of inputs, then of outputs."""
+    inputs = [operand.value for operand in body.region.inputs]
+    outputs = [operand.value for operand in body.region.outputs]
+    parameters = [*(body.pointer(name) for name in inputs), *(f"out_{body.pointer(name)}" for name in outputs)]
+    values = [*(body.names[name] for name in inputs), *(f"out_{body.names[name]}" for name in outputs)]
+    return Arguments(tuple(parameters), tuple(values))
+
+
+def shape_arguments(body: Body) -> Arguments:
+    """Inner group sizes and strides of strided operands."""
+    operands = all_operands(body)
+    groups = [*body.domain.rows, *body.domain.cols]
+    sizes = size_arguments(body.domain)
+    names = dict(body.names)
+    values = [group_size_text(group, operands, names) for group in groups if group.size in sizes]
+    for operand in body.region.inputs:
+        for parameter, value in stride_arguments(operand, names[operand.value], body.domain):
+            sizes.append(parameter)
+            values.append(value)
+    return Arguments(tuple(sizes), tuple(values))
+
+
+def all_operands(body: Body) -> list[Operand]:
+    """Everything that exists before the launch and can tell a size."""
+    return [*body.extra_operands, *body.region.inputs]
+
+
+def layout_lines(body: Body, owned: frozenset[str]) -> list[str]:
+    """Make operands contiguous that a kernel addresses so; values in ``owned`` are known to be."""
+    lines = []
+    for operand in body.region.inputs:
+        name = body.names[operand.value]
+        if not operand.strided and not operand.fixed and operand.value not in owned and operand.meta.shape:
+            lines.append(f"{name} = {name}.contiguous()")
+    return lines
+
+
+def allocation_lines(body: Body) -> list[str]:
+    """One ``torch.empty`` per output."""
+    operands = all_operands(body)
+    names = dict(body.names)
+    device = f"{names[operands[0].value]}.device"
+    lines = []
+    for output in body.region.outputs:
+        same = next(
+            (item for item in operands if item.meta == output.meta and item.meta.contiguous and not item.fixed), None
+        )
+        name = f"out_{names[output.value]}"
+        if same is not None and same.axes == output.axes:
+            lines.append(f"{name} = torch.empty_like({names[same.value]})")
+            continue
+        sizes = [
+            size_text(dim, operands, names) if output.varies[dim] else "1"
+            for dim in range(len(body.region.shape))
+            if output.axes[dim] is not None
+        ]
+        lines.append(
+            f"{name} = torch.empty(({', '.join(sizes)}{',' if len(sizes) == 1 else ''}), device={device}, dtype=torch.{output.meta.dtype})"
+        )
+    return lines
+
+
+def index_type_line(body: Body) -> str:
+    """Choose 64-bit offsets only where 32 bits could overflow."""
+    largest = f"out_{body.names[body.region.outputs[0].value]}"
+    candidates = [operand for operand in body.region.inputs if all(operand.varies)]
+    sizes = dict.fromkeys(
+        [f"{body.names[operand.value]}.numel()" for operand in candidates[:1]] or [f"{largest}.numel()"]
+    )
+    return f"index_type = tl.int32 if {next(iter(sizes))} < 2**31 else tl.int64"
+
+
+def result_line(body: Body) -> str:
+    """The launcher's return statement."""
+    return "return " + ", ".join(f"out_{body.names[operand.value]}" for operand in body.region.outputs)
+
+
+def function_source(name: str, parameters: Sequence[str], docstring: str, lines: Sequence[str], results: int) -> str:
+    """Source of a launcher function."""
+    typed = ", ".join(f"{parameter}: torch.Tensor" for parameter in parameters)
+    returned = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
+    return f'def {name}({typed}) -> {returned}:\n    """{docstring}"""\n{indent(lines)}\n'
+
+
+def kernel_source(name: str, parameters: Sequence[str], docstring: Sequence[str], lines: Sequence[str]) -> str:
+    """Source of a kernel; ``parameters`` are full parameter texts, one per line."""
+    head = "@triton.jit\n" + f"def {name}(\n{indent([f'{item},' for item in parameters])}\n):\n"
+    first, *rest = docstring
+    doc = f'    """{first}\n' + (f"\n{indent(rest)}\n" if rest else "") + '    """\n'
+    if not rest:
+        doc = f'    """{first}"""\n'
+    return head + doc + indent(lines) + "\n"
+
+
+def call_lines(kernel: str, grid: str, arguments: Sequence[str], options: Sequence[str]) -> list[str]:
+    """The launch statement."""
+    items = [*arguments, *options]
+    return [f"{kernel}[{grid}](", *(f"    {item}," for item in items), ")"]

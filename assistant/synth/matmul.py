@@ -1,0 +1,177 @@
+"""Writes kernels for matrix products with a fused epilogue; two products that share their left operand become one.
+
+float32 operands are multiplied with ``input_precision="tf32x3"``: three TF32 products that together are as accurate as
+IEEE float32 and faster than it on tensor cores. float16 and bfloat16 use the tensor cores natively. Accumulation and
+epilogue are float32; the result is rounded once.
+
+Left out: split-K for thin outputs, persistent kernels, batched products, tensor descriptors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from drk.assistant.synth.body import Body, KernelText
+from drk.assistant.synth.domain import Operand, index_lines
+from drk.assistant.synth.launcher import (
+    allocation_lines,
+    call_lines,
+    function_source,
+    kernel_source,
+    layout_lines,
+    pointer_arguments,
+    result_line,
+    shape_arguments,
+)
+from drk.assistant.synth.regions import Region
+from drk.assistant.synth.tiles import Tile
+from drk.gym.graph import TensorMeta
+
+_SCHEDULE = [
+    "# Tiles that run at the same time share operands in L2: walk down GROUP_M row tiles, then one column on.",
+    "pid = tl.program_id(0)",
+    "tiles_m = tl.cdiv(n_rows, BLOCK_M)",
+    "tiles_n = tl.cdiv(n_cols, BLOCK_N)",
+    "width = GROUP_M * tiles_n",
+    "first = pid // width * GROUP_M",
+    "height = tl.minimum(tiles_m - first, GROUP_M)",
+    "tile_m = first + pid % width % height",
+    "tile_n = pid % width // height",
+    "rows = tile_m.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
+    "cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)",
+    "inner = tl.arange(0, BLOCK_K)",
+]
+
+
+def write_matmul(
+    region: Region,
+    name: str,
+    names: Mapping[str, str],
+    metas: Mapping[str, TensorMeta],
+    owned: frozenset[str],
+    tile: Tile,
+) -> KernelText:
+    """Return kernel and launcher of a matmul region; ``owned`` values are known to be contiguous."""
+    body = Body(region, names, metas, two_dimensional=True, extra_operands=_product_operands(region, metas))
+    pointers, shapes = pointer_arguments(body), shape_arguments(body)
+    outputs = tuple(operand.value for operand in region.outputs)
+    formula = body.formula(outputs)
+    factors = _factors(region)
+    lines = [*_SCHEDULE, *_product_lines(body), *_epilogue_lines(body)]
+    parameters = [
+        *(f"{names[value]}_mat" for value in factors),
+        *pointers.parameters,
+        *("n_rows", "n_cols", "n_inner"),
+        *(f"stride_{names[value]}_{axis}" for value in factors for axis in (0, 1)),
+        *shapes.parameters,
+        *(f"{item}: tl.constexpr" for item in ("INDEX", "PRECISION", "EVEN_INNER")),
+        *(f"{item}: tl.constexpr" for item in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")),
+    ]
+    kernel = kernel_source(f"{name}_kernel", parameters, ["One output tile per program:", *formula], lines)
+    inputs = tuple(dict.fromkeys([*factors, *(operand.value for operand in region.inputs)]))
+    doc = f"Launch ``{name}_kernel`` over the output's tiles."
+    launch = _launch_lines(body, name, tile, owned)
+    launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
+    return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
+
+
+def _factors(region: Region) -> list[str]:
+    return [region.products[0].left, *(product.right for product in region.products)]
+
+
+def _product_operands(region: Region, metas: Mapping[str, TensorMeta]) -> tuple[Operand, ...]:
+    """The factors, seen as operands that tell sizes: the left one for all rows, the first right one for the columns."""
+    rank = len(region.shape)
+    product = region.products[0]
+    rows = tuple(dim < rank - 1 for dim in range(rank))
+    left = Operand(product.left, metas[product.left], rows, tuple(dim - rank for dim in range(rank)))
+    axis = 0 if product.transposed else 1
+    columns = tuple(not item for item in rows)
+    axes = tuple(None if item else axis - 2 for item in rows)
+    right = Operand(product.right, metas[product.right], columns, axes, fixed=True)
+    return left, right
+
+
+def _product_lines(body: Body) -> list[str]:
+    left, *rights = (body.names[value] for value in _factors(body.region))
+    transposed = body.region.products[0].transposed
+    column, step = (0, 1) if transposed else (1, 0)
+    accumulators = [body.names[product.node.name] for product in body.region.products]
+    lines = [
+        "# Out-of-range rows and columns wrap around: their products are never stored.",
+        "left_rows = rows % n_rows",
+        "right_cols = (cols % n_cols).to(INDEX)",
+        f"left_ptrs = {left}_mat + left_rows[:, None] * stride_{left}_0 + inner[None, :] * stride_{left}_1",
+    ]
+    for right in rights:
+        by_column = f"right_cols[None, :] * stride_{right}_{column}"
+        lines.append(f"{right}_ptrs = {right}_mat + {by_column} + inner[:, None] * stride_{right}_{step}")
+    lines += [f"{name} = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)" for name in accumulators]
+    lines += [
+        "for start in range(0, n_inner, BLOCK_K):",
+        "    if EVEN_INNER:",
+        "        left = tl.load(left_ptrs)",
+        *(f"        {right}_tile = tl.load({right}_ptrs)" for right in rights),
+        "    else:",
+        "        left = tl.load(left_ptrs, mask=inner[None, :] < n_inner - start, other=0.0)",
+        *(
+            f"        {right}_tile = tl.load({right}_ptrs, mask=inner[:, None] < n_inner - start, other=0.0)"
+            for right in rights
+        ),
+    ]
+    for accumulator, right in zip(accumulators, rights, strict=True):
+        lines.append(f"    {accumulator} = tl.dot(left, {right}_tile, {accumulator}, input_precision=PRECISION)")
+    lines.append(f"    left_ptrs += BLOCK_K * stride_{left}_1")
+    lines += [f"    {right}_ptrs += BLOCK_K * stride_{right}_{step}" for right in rights]
+    return lines
+
+
+def _epilogue_lines(body: Body) -> list[str]:
+    products = {product.node.name: product for product in body.region.products}
+    biases = [f"{body.names[p.node.name]} += {body.names[p.bias]}" for p in products.values() if p.bias]
+    pointwise = [node for node in body.region.nodes if node.name not in products]
+    return [
+        "",
+        "row_mask = rows[:, None] < n_rows",
+        "col_mask = cols[None, :] < n_cols",
+        "mask = row_mask & col_mask",
+        *index_lines(body.domain.rows, "rows"),
+        *index_lines(body.domain.cols, "cols"),
+        *(body.load(operand) for operand in body.region.inputs),
+        *biases,
+        *body.statements(pointwise),
+        *(body.store(operand) for operand in body.region.outputs),
+    ]
+
+
+def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> list[str]:
+    region, names = body.region, body.names
+    product = region.products[0]
+    left, *rights = (names[value] for value in _factors(region))
+    pointers, shapes = pointer_arguments(body), shape_arguments(body)
+    precision = "tf32x3" if product.node.meta.dtype == "float32" else "ieee"
+    flat = f"{left}_2d"
+    lines = layout_lines(body, owned)
+    lines += allocation_lines(body)
+    lines += [
+        f"{flat} = {left}.reshape(-1, {left}.shape[-1])",
+        f"n_rows, n_inner = {flat}.shape",
+        f"n_cols = {rights[0]}.shape[{0 if product.transposed else 1}]",
+        f"block_m = max(16, min({tile.block_m}, triton.next_power_of_2(n_rows)))",
+        f"index_type = tl.int32 if max({flat}.numel(), n_rows * n_cols, {rights[0]}.numel()) < 2**31 else tl.int64",
+    ]
+    strides = [f"{item}.stride({axis})" for item in (flat, *rights) for axis in (0, 1)]
+    values = [flat, *rights, *pointers.values, "n_rows", "n_cols", "n_inner", *strides, *shapes.values]
+    options = [
+        "INDEX=index_type",
+        f'PRECISION="{precision}"',
+        f"EVEN_INNER=n_inner % {tile.block_k} == 0",
+        "BLOCK_M=block_m",
+        f"BLOCK_N={tile.block_n}",
+        f"BLOCK_K={tile.block_k}",
+        f"GROUP_M={tile.group_m}",
+        f"num_warps={tile.num_warps}",
+        f"num_stages={tile.num_stages}",
+    ]
+    grid = f"(triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, {tile.block_n}),)"
+    return [*lines, *call_lines(f"{name}_kernel", grid, values, options), result_line(body)]

@@ -1,0 +1,205 @@
+"""Puts a planned graph together as one Python file that defines ``ModelNew``.
+
+The file holds the device functions that are used, each kernel with its launcher, and the module: parameters and buffers
+under the reference's ``state_dict`` keys, and a forward that calls launchers and torch operators in graph order. It
+depends on torch and triton only.
+
+Left out: graphs whose state is mutated by forward, constants that are neither state nor small, and outputs or inputs in
+forms that the graph cannot state; :func:`write_module` raises for them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from drk.assistant.synth.body import KernelText, indent
+from drk.assistant.synth.device_math import FUNCTIONS, closure
+from drk.assistant.synth.torch_source import torch_call
+from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State
+
+
+class UnsupportedGraph(Exception):
+    """The graph cannot be written as a module; the message says why."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """One line of forward: a kernel with the nodes it computes, or a single torch operator."""
+
+    nodes: tuple[Node, ...]
+    kernel: KernelText | None = None
+
+
+def write_module(graph: Graph, steps: Sequence[Step], names: Mapping[str, str], summary: str) -> str:
+    """Return the source of the candidate.
+
+    Raises:
+        UnsupportedGraph: see the module's docstring.
+    """
+    if graph.mutations:
+        raise UnsupportedGraph(f"forward changes the module's state: {', '.join(sorted(graph.mutations))}")
+    kernels = [step.kernel for step in steps if step.kernel is not None]
+    forward = _forward(graph, steps, names)
+    functions = closure(kernel.kernel for kernel in kernels)
+    head = [f'"""{summary}"""', "", "import torch"]
+    head += ["import torch.nn.functional as F"] if "F." in forward else []
+    head += ["import triton", "import triton.language as tl", ""]
+    parts = ["\n".join(head)]
+    parts += [FUNCTIONS[name].strip() + "\n" for name in functions]
+    for kernel in kernels:
+        parts += [kernel.kernel.rstrip() + "\n", kernel.launcher.rstrip() + "\n"]
+    parts.append(_declare_source())
+    parts.append(f"{_class_head(kernels)}\n{_init(graph)}\n{forward}")
+    return "\n\n".join(parts).rstrip() + "\n"
+
+
+def _class_head(kernels: Sequence[KernelText]) -> str:
+    called = ", ".join(f"``{kernel.name}``" for kernel in kernels)
+    return (
+        "class ModelNew(torch.nn.Module):\n"
+        f'    """The reference module with {called or "no kernel"}; same parameters, same state_dict keys."""\n'
+    )
+
+
+def _declare_source() -> str:
+    return '''def declare(root: torch.nn.Module, key: str, tensor: torch.Tensor, persistent: bool = True) -> None:
+    """Register ``tensor`` under the dotted ``key``, making containers on the way."""
+    *path, leaf = key.split(".")
+    for name in path:
+        if name not in root._modules:
+            root.add_module(name, torch.nn.Module())
+        root = root._modules[name]
+    if isinstance(tensor, torch.nn.Parameter):
+        root.register_parameter(leaf, tensor)
+    else:
+        root.register_buffer(leaf, tensor, persistent=persistent)
+'''
+
+
+# --- __init__ ------------------------------------------------------------------------------------------------
+
+
+def _init(graph: Graph) -> str:
+    lines = ["super().__init__()"]
+    lines += [_declaration(entry) for entry in graph.state]
+    for item in graph.placeholders:
+        if item.kind == "constant" and item.meta.shape:
+            if item.value is None:
+                raise UnsupportedGraph(f"the constant {item.path!r} is too large to be written down")
+            value = f"torch.tensor({_nested(item.value)}, dtype=torch.{item.meta.dtype})"
+            lines.append(f'self.register_buffer("constant_{item.name}", {value}, persistent=False)')
+    return f"    def __init__(self, *args, **kwargs) -> None:\n{indent(lines, 8)}\n"
+
+
+def _declaration(item: State) -> str:
+    if item.alias_of is not None:
+        *path, leaf = item.key.split(".")
+        holder = f'self.get_submodule("{".".join(path)}")' if path else "self"
+        getter = "get_parameter" if item.kind == "parameter" else "get_buffer"
+        return f'{holder}.{leaf} = self.{getter}("{item.alias_of}")'
+    shape = f"({', '.join(str(size) for size in item.meta.shape)}{',' if len(item.meta.shape) == 1 else ''})"
+    make = f"torch.empty({shape}, dtype=torch.{item.meta.dtype})"
+    if item.kind == "parameter":
+        grad = "" if item.requires_grad else ", requires_grad=False"
+        return f'declare(self, "{item.key}", torch.nn.Parameter({make}{grad}))'
+    if item.persistent:
+        return f'declare(self, "{item.key}", {make})'
+    if item.value is None:
+        raise UnsupportedGraph(f"the buffer {item.key!r} is not in the state_dict and too large to be written down")
+    value = f"torch.tensor({_nested(item.value)}, dtype=torch.{item.meta.dtype})"
+    return f'declare(self, "{item.key}", {value}, persistent=False)'
+
+
+def _nested(value: Any) -> str:
+    return f"[{', '.join(_nested(item) for item in value)}]" if isinstance(value, tuple) else repr(value)
+
+
+def attribute(path: str) -> str:
+    """Python expression of a state key: attributes, with indices for numbered children."""
+    text = "self"
+    for part in path.split(".")[:-1]:
+        text = f"{text}.{part}" if part.isidentifier() else f'{text}._modules["{part}"]'
+    return f"{text}.{path.split('.')[-1]}"
+
+
+# --- forward -------------------------------------------------------------------------------------------------
+
+
+def _forward(graph: Graph, steps: Sequence[Step], names: Mapping[str, str]) -> str:
+    metas = graph.metas()
+    used = {name for step in steps for node in step.nodes for name in node.inputs()}
+    lines = [line for parameter in graph.signature for line in _checks(parameter)]
+    tensors = [item for item in graph.placeholders if item.kind == "input"]
+    for item in tensors:
+        if item.path != names[item.name] and item.name in used:
+            lines.append(f"{names[item.name]} = {item.path}")
+    table = dict(names)
+    for item in graph.placeholders:
+        if item.kind != "input":
+            table[item.name] = _placeholder_text(item)
+    device = f"{table[tensors[0].name]}.device" if tensors else '"cuda"'
+    for step in steps:
+        if step.kernel is None:
+            node = step.nodes[0]
+            lines.append(f"{table[node.name]} = {torch_call(node, table, metas, device)}")
+            continue
+        results = ", ".join(table[name] for name in step.kernel.outputs)
+        arguments = ", ".join(table[name] for name in step.kernel.inputs)
+        lines.append(f"{results} = {step.kernel.name}({arguments})")
+    lines.append(f"return {_structure(graph.output, table)}")
+    return f"    def forward(self{_parameters(graph.signature)}):\n{indent(lines, 8)}\n"
+
+
+def _placeholder_text(item: Placeholder) -> str:
+    if item.kind != "constant":
+        return attribute(item.path)
+    if not item.meta.shape and isinstance(item.value, int | float):
+        return repr(item.value)
+    return f"self.constant_{item.name}"
+
+
+def _parameters(signature: Sequence[Parameter]) -> str:
+    text, keyword_only = "", False
+    for parameter in signature:
+        if parameter.kind == "var_positional":
+            text, keyword_only = f"{text}, *{parameter.name}", True
+            continue
+        if parameter.kind == "var_keyword":
+            text += f", **{parameter.name}"
+            continue
+        if parameter.kind == "keyword_only" and not keyword_only:
+            text, keyword_only = f"{text}, *", True
+        default = f"={_structure(parameter.default, {})}" if parameter.has_default else ""
+        text += f", {parameter.name}{default}"
+    return text
+
+
+def _checks(parameter: Parameter) -> list[str]:
+    """Plain arguments were fixed when the graph was captured: refuse others."""
+    if not parameter.has_value or isinstance(parameter.value, Pack):
+        if parameter.has_value or not parameter.has_default or isinstance(parameter.default, Pack):
+            return []
+        value = parameter.default
+    else:
+        value = parameter.value
+    text = repr(value)
+    operator = "is not" if value is None or isinstance(value, bool) else "!="
+    test = f"{parameter.name} {operator} {text}"
+    message = repr(f"{parameter.name} was {text} when these kernels were made")
+    return [f"if {test}:", f"    raise ValueError({message})"]
+
+
+def _structure(value: Any, names: Mapping[str, str]) -> str:
+    if isinstance(value, Ref):
+        return names[value.name]
+    if isinstance(value, Pack):
+        items = [_structure(item, names) for item in value.items]
+        if value.form == "tuple":
+            return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+        if value.form == "dict":
+            pairs = [f"{key!r}: {item}" for key, item in zip(value.keys, items, strict=True)]
+            return f"{{{', '.join(pairs)}}}"
+        return f"[{', '.join(items)}]"
+    return repr(value)

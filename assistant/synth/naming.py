@@ -1,0 +1,94 @@
+"""Readable names for what the emitted module holds: values, parameters and kernels.
+
+Parameters are named by the end of their path (``norm.weight`` is ``norm_weight``), inputs by the user's argument,
+matrix products by their module (``gate_proj``), kernels by what they compute (``rms_norm``, ``linear_silu_mul``). Names
+are unique within one module and never those of the device functions, of Python or of the emitted code itself.
+
+Left out: guessing a formula's usual name beyond a few norms and softmax.
+"""
+
+from __future__ import annotations
+
+import builtins
+import keyword
+import re
+from collections.abc import Iterable
+
+from drk.assistant.synth.device_math import FUNCTIONS
+from drk.assistant.synth.regions import Region
+from drk.gym.graph import Graph
+
+_RESERVED = {
+    *FUNCTIONS, *keyword.kwlist, *dir(builtins), "self", "torch", "triton", "tl", "mask", "row_mask", "col_mask",
+    "index", "rows", "cols", "n_rows", "n_cols", "n_inner", "inner", "start", "tile", "grid", "device", "pid",
+    "first_row", "first_col", "index_type", "block_m", "block_n", "num_warps", "tiles_m", "tiles_n", "width", "first",
+    "height", "n_elements", "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
+}  # fmt: skip
+
+
+class NameTable:
+    """Hands out unique identifiers."""
+
+    def __init__(self, taken: Iterable[str] = ()) -> None:
+        self._taken = {*_RESERVED, *taken}
+
+    def claim(self, wish: str) -> str:
+        """Return ``wish`` as an identifier nobody has, with a number appended if need be."""
+        name = re.sub(r"\W+", "_", wish).strip("_") or "value"
+        name = f"v{name}" if name[0].isdigit() else name
+        unique, count = name, 1
+        while unique in self._taken:
+            unique, count = f"{name}_{count}", count + 1
+        self._taken.add(unique)
+        return unique
+
+
+def value_names(graph: Graph) -> dict[str, str]:
+    """Map every value of ``graph`` to a unique Python name."""
+    table = NameTable()
+    names: dict[str, str] = {}
+    for parameter in graph.signature:
+        names[f"argument {parameter.name}"] = table.claim(parameter.name)
+    for item in graph.placeholders:
+        if item.kind == "input" and f"argument {item.path}" in names:
+            names[item.name] = names[f"argument {item.path}"]
+        elif item.kind == "input":
+            names[item.name] = table.claim(item.path)
+        else:
+            names[item.name] = table.claim("_".join(item.path.split(".")[-2:]))
+    users, modules = graph.users(), {node.name: node.module for node in graph.nodes}
+    for node in graph.nodes:
+        leaf = node.module.split(".")[-1]
+        leaves_module = any(modules.get(user, "") != node.module for user in users[node.name])
+        named = leaves_module and re.match(r"^[a-z]\w*$", leaf)
+        names[node.name] = table.claim(f"{leaf}_out" if named else node.name)
+    return names
+
+
+_SKIP = {"view", "to", "_to_copy", "neg", "pow", "sub", "square"}
+
+
+def kernel_words(region: Region) -> str:
+    """What a region computes, as words joined by underscores (at most four)."""
+    words = ["linear" if item.node.bare_op in {"linear", "addmm"} else "matmul" for item in region.products[:1]]
+    ops = [node.bare_op for node in region.nodes]
+    rest = [op for node, op in zip(region.nodes, ops, strict=True) if node not in [p.node for p in region.products]]
+    present = set(ops)
+    if {"amax", "exp", "sum", "div"} <= present:
+        rest = _fold_words(rest, {"amax", "exp", "sum", "div", "sub"}, "softmax")
+    elif {"amax", "exp", "sum", "log"} <= present:
+        rest = _fold_words(
+            rest, {"amax", "exp", "sum", "log", "sub"}, "log_softmax" if "add" not in ops else "logsumexp"
+        )
+    elif {"var", "rsqrt"} <= present or {"var", "sqrt"} <= present:
+        rest = _fold_words(rest, {"mean", "var", "rsqrt", "sqrt", "sub", "mul", "add", "div"}, "layer_norm")
+    elif {"mean", "rsqrt"} <= present:
+        rest = _fold_words(rest, {"mean", "pow", "square", "rsqrt", "mul", "add"}, "rms_norm")
+    words += [word for word in dict.fromkeys(rest) if word not in _SKIP]
+    return "_".join(words[:4]) or "pointwise"
+
+
+def _fold_words(ops: list[str], parts: set[str], name: str) -> list[str]:
+    """Replace the operators of a pattern by its name; one trailing add (a residual) keeps its word."""
+    kept = [op for op in ops if op not in parts]
+    return [name, *kept]

@@ -1,0 +1,189 @@
+"""The builtin proposer: from a graph to an ordered list of candidates. Deterministic, no model, no network.
+
+Each variant is a set of planner rules and a tile for the matrix products. They are ordered by an estimate of the time
+they save: traffic and launches that fusion removes, and the arithmetic rate of the product's own kernel against the
+library's. What the estimate cannot know the loop measures; with verdicts in ``history`` candidates that were tried are
+skipped, and nodes of kernels that failed are left to PyTorch.
+
+Left out: shapes beyond the captured one in the estimate; the emitted code itself reads sizes at run time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from drk.assistant.synth.body import KernelText
+from drk.assistant.synth.matmul import write_matmul
+from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
+from drk.assistant.synth.naming import NameTable, kernel_words, value_names
+from drk.assistant.synth.pointwise import write_pointwise
+from drk.assistant.synth.regions import Region, Rules, facts_of, plan
+from drk.assistant.synth.rewrites import rewrite
+from drk.assistant.synth.row_reduction import MAX_COLUMNS, write_row
+from drk.assistant.synth.tiles import Tile, ranked_tiles
+from drk.gym.graph import Graph
+from drk.gym.schema import Candidate
+
+
+@dataclass(frozen=True)
+class Variant:
+    """One way to compile a graph. ``tile_rank`` picks the n-th most promising tile for every product."""
+
+    rules: Rules
+    tile_rank: int = 0
+    note: str = ""
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A variant's source with the kernels in it."""
+
+    source: str
+    kernels: tuple[KernelText, ...]
+    regions: tuple[Region, ...]
+
+
+def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132) -> Compiled:
+    """Return the module that ``variant`` makes of ``graph``.
+
+    Raises:
+        UnsupportedGraph: nothing can be fused, or the graph cannot be written as a module.
+    """
+    rewritten = rewrite(graph)
+    names = value_names(rewritten)
+    facts = facts_of(rewritten)
+    regions = [region for region in plan(rewritten, variant.rules) if _worthwhile(region)]
+    if not regions:
+        raise UnsupportedGraph("no operators that a kernel could take together")
+    groups = _ordered(rewritten, regions)
+    owned: set[str] = set()
+    table = NameTable(names.values())
+    steps: list[Step] = []
+    for group in groups:
+        if not isinstance(group, Region):
+            steps.append(Step((group,)))
+            continue
+        name = table.claim(kernel_words(group))
+        table.claim(f"{name}_kernel")
+        known = frozenset(owned)
+        if group.kind == "matmul":
+            tile = _tile(group, facts.metas, variant, multiprocessors)
+            kernel = write_matmul(group, name, names, facts.metas, known, tile)
+        else:
+            write = write_row if group.kind == "row" else write_pointwise
+            kernel = write(group, name, names, facts.metas, known)
+        owned |= set(kernel.outputs)
+        steps.append(Step(group.nodes, kernel))
+    kernels = tuple(step.kernel for step in steps if step.kernel is not None)
+    summary = _summary(kernels, variant)
+    return Compiled(write_module(rewritten, steps, names, summary), kernels, tuple(regions))
+
+
+def _worthwhile(region: Region) -> bool:
+    """A kernel for one plain pointwise operator saves nothing; rows too long for registers cannot be held."""
+    if region.kind == "row":
+        columns = 1
+        for size in region.shape[len(region.shape) - region.columns :]:
+            columns *= size
+        return columns <= MAX_COLUMNS and bool(region.outputs)
+    return bool(region.outputs) and (region.kind == "matmul" or len(region.nodes) > 1)
+
+
+def _tile(region: Region, metas: Any, variant: Variant, multiprocessors: int) -> Tile:
+    product = region.products[0]
+    rows, inner = 1, metas[product.left].shape[-1]
+    for size in region.shape[:-1]:
+        rows *= size
+    tiles = ranked_tiles(
+        rows,
+        region.shape[-1],
+        inner,
+        half=product.node.meta.dtype != "float32",
+        pair=len(region.products) > 1,
+        multiprocessors=multiprocessors,
+    )
+    return tiles[min(variant.tile_rank, len(tiles) - 1)]
+
+
+def _ordered(graph: Graph, regions: Sequence[Region]) -> list[Any]:
+    """Regions and loose nodes in an order in which every value exists before it is read."""
+    owner = {name: region for region in regions for name in region.names}
+    pending: list[Any] = []
+    for node in graph.nodes:
+        item = owner.get(node.name, node)
+        if not any(item is other for other in pending):
+            pending.append(item)
+    available = {item.name for item in graph.placeholders}
+    result: list[Any] = []
+    while pending:
+        for index, item in enumerate(pending):
+            nodes = item.nodes if isinstance(item, Region) else (item,)
+            inside = {node.name for node in nodes}
+            if all(name in available or name in inside for node in nodes for name in node.inputs()):
+                result.append(pending.pop(index))
+                available |= inside
+                break
+        else:
+            raise UnsupportedGraph("the fusion plan has a cycle")
+    return result
+
+
+def _summary(kernels: Sequence[KernelText], variant: Variant) -> str:
+    lines = [f"{variant.note}.", "", "Fused, so that intermediate results stay in registers:"]
+    lines += [f"- ``{kernel.name}_kernel``: {kernel.formula}" for kernel in kernels]
+    return "\n".join(lines) + "\n"
+
+
+class BuiltinProposer:
+    """The fusion compiler behind the proposer interface."""
+
+    name = "builtin"
+
+    def propose(
+        self, graph: Graph, *, hardware: Any = None, history: Sequence[Any] = (), limit: int = 8
+    ) -> list[Candidate]:
+        """Return up to ``limit`` candidates, most promising first; those already in ``history`` are left out.
+
+        ``hardware`` may be a mapping or object with ``multiprocessors``; ``history`` holds turns with ``candidate``
+        and ``verdict``. An empty list means that nothing (more) can be proposed.
+        """
+        multiprocessors = _fact(hardware, "multiprocessors", 132)
+        tried = {turn.candidate.source for turn in history if getattr(turn, "candidate", None) is not None}
+        found: list[Candidate] = []
+        for variant in variants(graph):
+            try:
+                compiled = compile_graph(graph, variant, multiprocessors=multiprocessors)
+            except UnsupportedGraph:
+                continue
+            if compiled.source in tried:
+                continue
+            tried.add(compiled.source)
+            found.append(Candidate(compiled.source, proposer=self.name, note=variant.note))
+            if len(found) >= limit:
+                break
+        return found
+
+
+def _fact(hardware: Any, name: str, default: int) -> int:
+    value = hardware.get(name, default) if isinstance(hardware, dict) else getattr(hardware, name, default)
+    return int(value)
+
+
+def variants(graph: Graph) -> list[Variant]:
+    """All variants of a graph, most promising first."""
+    full = Rules()
+    single = replace(full, shared_left=False)
+    library = replace(full, matmul=False)
+    half = not any(item.meta.dtype == "float32" for item in graph.placeholders if item.kind == "parameter")
+    fused = [
+        Variant(full, 0, "Every product with its epilogue in one kernel"),
+        Variant(single, 0, "One kernel per product, with its epilogue"),
+        Variant(full, 1, "Every product with its epilogue in one kernel, second tile"),
+        Variant(single, 1, "One kernel per product, with its epilogue, second tile"),
+        Variant(full, 2, "Every product with its epilogue in one kernel, third tile"),
+        Variant(single, 2, "One kernel per product, with its epilogue, third tile"),
+    ]
+    plain = [Variant(library, 0, "Products by the library, everything between them fused")]
+    return [*plain, *fused] if half else [*fused[:2], *plain, *fused[2:]]

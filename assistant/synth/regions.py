@@ -1,0 +1,345 @@
+"""Regions and the fusion planner: which nodes of a graph become one kernel.
+
+Every fusible node starts alone; along the graph's edges two regions are merged whenever the union is again a region
+that a kernel can compute and no path leaves it and comes back. Kinds: ``matmul`` (one product, or two that share
+their left operand, with pointwise operators after it), ``row`` (reductions over the last dimensions with pointwise
+operators around them) and ``pointwise``.
+
+Left out: reductions over leading dimensions, views inside a region, reductions behind a matrix product, batched
+products. What no region takes stays a torch operator.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from drk.assistant.synth.domain import Operand, align
+from drk.assistant.synth.expression import FLOATS, is_pointwise
+from drk.gym.graph import Graph, Node, Ref, TensorMeta
+
+MAX_OPERANDS = 24
+REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var"})
+
+
+@dataclass(frozen=True)
+class Product:
+    """A matrix product ``left @ right``; ``transposed`` says that ``right`` is stored (columns, inner)."""
+
+    node: Node
+    left: str
+    right: str
+    transposed: bool
+    bias: str | None = None
+
+
+@dataclass(frozen=True)
+class Region:
+    """Nodes that become one kernel. ``dropped`` names values whose trailing dimensions a reduction removed."""
+
+    kind: str
+    nodes: tuple[Node, ...]
+    shape: tuple[int, ...]
+    columns: int
+    inputs: tuple[Operand, ...]
+    outputs: tuple[Operand, ...]
+    dropped: frozenset[str] = frozenset()
+    products: tuple[Product, ...] = ()
+    scalars: Mapping[str, float] = field(default_factory=dict)
+
+    @property
+    def names(self) -> frozenset[str]:
+        """Names of the region's nodes."""
+        return frozenset(node.name for node in self.nodes)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the planner may do: the knobs that tell variants apart."""
+
+    matmul: bool = True
+    shared_left: bool = True
+    row: bool = True
+    pointwise: bool = True
+    excluded: frozenset[str] = frozenset()
+    """Names of nodes that must stay torch operators."""
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the planner knows about a graph's values."""
+
+    metas: Mapping[str, TensorMeta]
+    users: Mapping[str, tuple[str, ...]]
+    order: Mapping[str, int]
+    fixed: frozenset[str]
+    scalars: Mapping[str, float]
+
+
+def facts_of(graph: Graph) -> Facts:
+    """Collect what :func:`plan` needs to know about a graph."""
+    names = [*(item.name for item in graph.placeholders), *(node.name for node in graph.nodes)]
+    fixed = {item.name for item in graph.placeholders if item.kind != "input"}
+    scalars = {p.name: p.value for p in graph.placeholders if not p.meta.shape and isinstance(p.value, int | float)}
+    for node in graph.nodes:
+        if node.inputs() and set(node.inputs()) <= fixed:
+            fixed.add(node.name)
+    order = {name: index for index, name in enumerate(names)}
+    return Facts(graph.metas(), graph.users(), order, frozenset(fixed), scalars)
+
+
+# --- What a node can be --------------------------------------------------------------------------------------
+
+
+def product_of(node: Node, metas: Mapping[str, TensorMeta]) -> Product | None:
+    """Read ``linear``, ``mm``, ``addmm`` and ``matmul`` with a 2-D right operand as one form, or return None."""
+    name, args = node.bare_op, node.args
+    if not node.op.startswith("aten.") or len(node.metas) != 1 or node.metas[0] is None:
+        return None
+    bias: Any = None
+    if name == "linear":
+        left, right, transposed = args[0], args[1], True
+        bias = args[2] if len(args) > 2 else None
+    elif name in {"mm", "matmul"}:
+        left, right, transposed = args[0], args[1], False
+    elif name == "addmm" and not node.kwargs:
+        bias, left, right, transposed = args[0], args[1], args[2], False
+    else:
+        return None
+    shapes = [metas.get(item.name) for item in (left, right)]
+    if None in shapes or any(meta is None or meta.dtype not in FLOATS for meta in shapes):
+        return None
+    first, second = metas[left.name], metas[right.name]
+    if len(second.shape) != 2 or len(first.shape) < 2 or {first.dtype, second.dtype} != {node.meta.dtype}:
+        return None
+    return Product(node, left.name, right.name, transposed, bias.name if isinstance(bias, Ref) else None)
+
+
+def reduced_dims(node: Node, metas: Mapping[str, TensorMeta]) -> tuple[int, bool] | None:
+    """(number of trailing dimensions, keepdim) of a row reduction that kernels can compute, else None."""
+    if not node.op.startswith("aten.") or node.bare_op not in REDUCTIONS or len(node.metas) != 1:
+        return None
+    source = metas.get(node.args[0].name) if node.args and isinstance(node.args[0], Ref) else None
+    if source is None or not source.shape or node.metas[0] is None or source.dtype not in FLOATS:
+        return None
+    extra = set(node.kwargs) - {"correction", "keepdim", "dim"}
+    dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    if (
+        extra
+        or source.dtype != node.meta.dtype
+        or (node.bare_op == "var" and node.kwargs.get("correction") not in (0, 1))
+    ):
+        return None
+    rank = len(source.shape)
+    if dims is None or dims == ():
+        return None
+    wanted = sorted(dim % rank for dim in (dims if isinstance(dims, tuple) else (dims,)))
+    if wanted != list(range(rank - len(wanted), rank)):
+        return None
+    keep = node.kwargs.get("keepdim", node.args[2] if len(node.args) > 2 else False)
+    return len(wanted), keep is True
+
+
+def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
+    """The shape that all ``shapes`` broadcast to (they are taken to be compatible)."""
+    rank = max(len(shape) for shape in shapes)
+    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
+    return tuple(max(sizes, key=lambda size: (size != 1, size)) for sizes in zip(*padded, strict=True))
+
+
+# --- Regions -------------------------------------------------------------------------------------------------
+
+
+def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
+    """Return the region of ``nodes`` (in graph order), or None when no kernel can compute them together."""
+    inside = {node.name for node in nodes}
+    products = [item for item in (product_of(node, facts.metas) for node in nodes) if item is not None]
+    reductions = [(node, dims) for node in nodes if (dims := reduced_dims(node, facts.metas)) is not None]
+    if (products and reductions) or not _products_agree(products, inside, facts, rules):
+        return None
+    frame = _frame(nodes, products, reductions, facts)
+    if frame is None:
+        return None
+    shape, columns = frame
+    kind = "matmul" if products else "row" if reductions else "pointwise"
+    dropped = _dropped(nodes, reductions, inside, facts)
+    if dropped is None:
+        return None
+    inputs = _inputs(nodes, inside, shape, dropped, columns, facts, products)
+    outputs = _outputs(nodes, inside, shape, dropped, columns, facts)
+    if inputs is None or outputs is None or len(inputs) + len(outputs) > MAX_OPERANDS:
+        return None
+    used = {name for node in nodes for name in node.inputs()}
+    scalars = {name: value for name, value in facts.scalars.items() if name in used}
+    return Region(kind, tuple(nodes), shape, columns, inputs, outputs, dropped, tuple(products), scalars)
+
+
+def _products_agree(products: list[Product], inside: set[str], facts: Facts, rules: Rules) -> bool:
+    if not products:
+        return True
+    if len(products) > (2 if rules.shared_left else 1):
+        return False
+    if any(item.left in inside or item.right in inside for item in products):
+        return False
+    first = products[0]
+    shape = facts.metas[first.right].shape
+    return all(
+        item.left == first.left and item.transposed == first.transposed and facts.metas[item.right].shape == shape
+        for item in products
+    )
+
+
+def _frame(
+    nodes: list[Node], products: list[Product], reductions: list[tuple[Node, tuple[int, bool]]], facts: Facts
+) -> tuple[tuple[int, ...], int] | None:
+    """(shape, number of column dimensions) of a region, or None when its parts disagree."""
+    if products:
+        return products[0].node.meta.shape, 1
+    if reductions:
+        frames = {(facts.metas[node.args[0].name].shape, dims) for node, (dims, _) in reductions}
+        shape, columns = frames.pop()
+        return None if frames or math.prod(shape[len(shape) - columns :]) < 2 else (shape, columns)
+    shape = broadcast([node.meta.shape for node in nodes])
+    return (shape, 0) if shape else None
+
+
+def _dropped(
+    nodes: list[Node], reductions: list[tuple[Node, tuple[int, bool]]], inside: set[str], facts: Facts
+) -> frozenset[str] | None:
+    """Names of values without their reduced dimensions; None when they meet values that have them."""
+    dropped = {node.name for node, (_, keep) in reductions if not keep}
+    reducing = {node.name for node, _ in reductions}
+    for node in nodes:
+        if node.name in reducing:
+            if node.args[0].name in dropped:
+                return None
+            continue
+        operands = [name for name in node.inputs() if facts.metas[name].shape]
+        if any(name in dropped for name in operands):
+            if any(name in inside and name not in dropped for name in operands):
+                return None
+            dropped.add(node.name)
+    return frozenset(dropped)
+
+
+def _inputs(
+    nodes: list[Node],
+    inside: set[str],
+    shape: tuple[int, ...],
+    dropped: frozenset[str],
+    columns: int,
+    facts: Facts,
+    products: list[Product],
+) -> tuple[Operand, ...] | None:
+    found: dict[str, Operand] = {}
+    for node in nodes:
+        missing = columns if node.name in dropped else 0
+        product = next((item for item in products if item.node is node), None)
+        names = ([product.bias] if product.bias else []) if product else list(node.inputs())
+        for name in names:
+            if name in inside or name in facts.scalars:
+                continue
+            operand = align(name, facts.metas[name], shape, dropped=missing, fixed=name in facts.fixed)
+            if operand is None or found.setdefault(name, operand) != operand:
+                return None
+        inner = align(node.name, node.meta, shape, dropped=missing)
+        if inner is None:
+            return None
+    return tuple(found.values())
+
+
+def _outputs(
+    nodes: list[Node], inside: set[str], shape: tuple[int, ...], dropped: frozenset[str], columns: int, facts: Facts
+) -> tuple[Operand, ...] | None:
+    """Operands that leave the region: full ones, or in row regions one value per row."""
+    found: list[Operand] = []
+    edge = len(shape) - columns
+    for node in nodes:
+        if all(user in inside for user in facts.users[node.name]):
+            continue
+        meta = node.meta
+        operand = align(node.name, meta, shape, dropped=columns if node.name in dropped else 0)
+        if operand is None:
+            return None
+        sizes = tuple(1 if axis is None else meta.shape[axis] for axis in operand.axes)
+        per_row = columns > 0 and sizes == shape[:edge] + (1,) * columns
+        if sizes != shape and not per_row:
+            return None
+        varies = tuple(index < edge or not per_row for index in range(len(shape)))
+        found.append(replace(operand, varies=varies, strided=False))
+    return tuple(found)
+
+
+# --- Planner -------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Planner:
+    graph: Graph
+    facts: Facts
+    rules: Rules
+    group: dict[str, int] = field(default_factory=dict)
+    members: dict[int, list[Node]] = field(default_factory=dict)
+
+    def run(self) -> list[Region]:
+        nodes = {node.name: node for node in self.graph.nodes}
+        for index, node in enumerate(self.graph.nodes):
+            self.group[node.name] = index
+            self.members[index] = [node]
+        fusible = {node.name for node in self.graph.nodes if self._fusible(node)}
+        changed = True
+        while changed:
+            changed = False
+            for node in self.graph.nodes:
+                for source in node.inputs() if node.name in fusible else ():
+                    if source in fusible and source in nodes:
+                        changed |= self._merge(self.group[source], self.group[node.name])
+        regions = [build_region(group, self.facts, self.rules) for group in self.members.values()]
+        return [region for region in regions if region is not None and region.names <= fusible]
+
+    def _fusible(self, node: Node) -> bool:
+        if node.name in self.rules.excluded or any(name not in self.facts.metas for name in node.inputs()):
+            return False
+        if product_of(node, self.facts.metas) is not None:
+            return self.rules.matmul
+        if reduced_dims(node, self.facts.metas) is not None:
+            return self.rules.row
+        return (self.rules.pointwise or self.rules.row or self.rules.matmul) and is_pointwise(node, self.facts.metas)
+
+    def _merge(self, left: int, right: int) -> bool:
+        if left == right:
+            return False
+        union = sorted(self.members[left] + self.members[right], key=lambda node: self.facts.order[node.name])
+        if build_region(union, self.facts, self.rules) is None or self._returns(left, right):
+            return False
+        self.members[left] = union
+        for node in self.members.pop(right):
+            self.group[node.name] = left
+        return True
+
+    def _returns(self, left: int, right: int) -> bool:
+        """Whether a path leaves the union of two groups and comes back."""
+        union = {left, right}
+        pending = [group for start in union for group in self._next(start) if group not in union]
+        seen: set[int] = set()
+        while pending:
+            group = pending.pop()
+            if group in seen:
+                continue
+            seen.add(group)
+            following = self._next(group)
+            if following & union:
+                return True
+            pending.extend(following)
+        return False
+
+    def _next(self, group: int) -> set[int]:
+        users = {user for node in self.members[group] for user in self.facts.users[node.name] if user != "output"}
+        return {self.group[user] for user in users} - {group}
+
+
+def plan(graph: Graph, rules: Rules) -> list[Region]:
+    """Return the regions of ``graph`` under ``rules``, in no particular order; other nodes stay torch operators."""
+    return _Planner(graph, facts_of(graph), rules).run()

@@ -1,0 +1,133 @@
+"""Writes kernels for row regions: reductions over the last dimensions with pointwise operators around them.
+
+A program holds ``BLOCK_M`` whole rows in registers (one row from about 2,000 columns on), so every input is read once
+and every output written once, whatever the number of reductions. Variance is computed in two passes over the
+registers; sums are trees, not running sums.
+
+Left out: rows too long for registers (:data:`MAX_COLUMNS`); the planner leaves those to PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from drk.assistant.synth.body import Body, KernelText, tidy
+from drk.assistant.synth.domain import group_size_text, index_lines
+from drk.assistant.synth.launcher import (
+    all_operands,
+    allocation_lines,
+    call_lines,
+    function_source,
+    index_type_line,
+    kernel_source,
+    layout_lines,
+    pointer_arguments,
+    result_line,
+    shape_arguments,
+)
+from drk.assistant.synth.regions import REDUCTIONS, Region
+from drk.gym.graph import Node, TensorMeta
+
+MAX_COLUMNS = 32_768
+"""Longest row that one program holds in registers."""
+
+
+def write_row(
+    region: Region, name: str, names: Mapping[str, str], metas: Mapping[str, TensorMeta], owned: frozenset[str]
+) -> KernelText:
+    """Return kernel and launcher of a row region; ``owned`` values are known to be contiguous."""
+    body = Body(region, names, metas, two_dimensional=True)
+    pointers, shapes = pointer_arguments(body), shape_arguments(body)
+    outputs = tuple(operand.value for operand in region.outputs)
+    formula = body.formula(outputs)
+    lines = [
+        "rows = tl.program_id(0).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
+        "cols = tl.arange(0, BLOCK_N)",
+        "row_mask = rows[:, None] < n_rows",
+        "col_mask = cols[None, :] < n_cols",
+        "mask = row_mask & col_mask",
+        *index_lines(body.domain.rows, "rows"),
+        *index_lines(body.domain.cols, "cols"),
+        *(body.load(operand) for operand in region.inputs),
+        *_statements(body),
+        *(body.store(operand) for operand in region.outputs),
+    ]
+    constants = ["INDEX: tl.constexpr", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"]
+    parameters = [*pointers.parameters, "n_rows", "n_cols", *shapes.parameters, *constants]
+    kernel = kernel_source(f"{name}_kernel", parameters, ["Whole rows in registers:", *formula], lines)
+    inputs = tuple(operand.value for operand in region.inputs)
+    doc = f"Launch ``{name}_kernel`` with one program for each block of rows."
+    values = [*pointers.values, "n_rows", "n_cols", *shapes.values]
+    launch = _launch_lines(body, name, values, owned)
+    launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
+    return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
+
+
+def _statements(body: Body) -> list[str]:
+    """Pointwise statements and reductions in graph order."""
+    lines: list[str] = []
+    pending: list[Node] = []
+    for node in body.region.nodes:
+        if node.bare_op not in REDUCTIONS:
+            pending.append(node)
+            continue
+        lines += body.statements(pending)
+        pending = []
+        lines += _reduction(body, node)
+    return lines + body.statements(pending)
+
+
+def _reduction(body: Body, node: Node) -> list[str]:
+    source = body.text(node.args[0], "float")
+    name = body.names[node.name]
+    if node.bare_op in {"amax", "amin"}:
+        edge, reduce = ('float("-inf")', "max") if node.bare_op == "amax" else ('float("inf")', "min")
+        return [f"{name} = tl.{reduce}(tl.where(col_mask, {tidy(source)}, {edge}), axis=1)[:, None]"]
+    total = f"tl.sum(tl.where(col_mask, {tidy(source)}, 0.0), axis=1)[:, None]"
+    if node.bare_op == "sum":
+        return [f"{name} = {total}"]
+    if node.bare_op == "mean":
+        return [f"{name} = {total} / n_cols"]
+    return _variance(body, node, source, total)
+
+
+def _variance(body: Body, node: Node, source: str, total: str) -> list[str]:
+    name = body.names[node.name]
+    mean = next(
+        (
+            body.names[other.name]
+            for other in body.region.nodes
+            if other.bare_op == "mean" and other.args[0] == node.args[0]
+        ),
+        None,
+    )
+    centre = mean or f"{name}_mean"
+    lines = [] if mean else [f"{name}_mean = {total} / n_cols"]
+    count = "n_cols" if node.kwargs.get("correction") == 0 else "(n_cols - 1)"
+    lines.append(f"{name}_deviation = tl.where(col_mask, {tidy(f'{source} - {centre}')}, 0.0)")
+    lines.append(f"{name} = tl.sum({name}_deviation * {name}_deviation, axis=1)[:, None] / {count}")
+    return lines
+
+
+def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str]) -> list[str]:
+    operands = all_operands(body)
+    names = dict(body.names)
+    n_cols = " * ".join(group_size_text(group, operands, names) for group in body.domain.cols)
+    n_rows = " * ".join(group_size_text(group, operands, names) for group in body.domain.rows)
+    return [
+        *layout_lines(body, owned),
+        *allocation_lines(body),
+        f"n_rows = {n_rows or '1'}",
+        f"n_cols = {n_cols}",
+        index_type_line(body),
+        "block_n = triton.next_power_of_2(n_cols)",
+        "block_m = max(1, min(64, 1024 // block_n))",
+        "num_warps = max(1, min(16, block_m * block_n // 256))",
+        *call_lines(
+            f"{name}_kernel",
+            "(triton.cdiv(n_rows, block_m),)",
+            values,
+            ["INDEX=index_type", "BLOCK_M=block_m", "BLOCK_N=block_n", "num_warps=num_warps"],
+        ),
+        result_line(body),
+    ]

@@ -1,0 +1,126 @@
+"""Torch code for the operators that no kernel takes: readable calls where the meaning is plain, ``torch.ops`` else.
+
+Sizes in ``view``, ``reshape`` and ``expand`` that were those of an input's dimensions are written as ``x.shape[i]``, so
+that the module also runs with other batch sizes than the captured one.
+
+Left out: operators with out-variants or random state beyond what ``torch.ops`` does by itself.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from drk.gym.graph import Node, Ref, Symbol, TensorMeta
+
+_FUNCTIONS: Mapping[str, str] = {
+    "aten.linear.default": "F.linear",
+    "aten.conv1d.default": "F.conv1d",
+    "aten.conv2d.default": "F.conv2d",
+    "aten.conv3d.default": "F.conv3d",
+    "aten.matmul.default": "torch.matmul",
+    "aten.mm.default": "torch.mm",
+    "aten.bmm.default": "torch.bmm",
+    "aten.addmm.default": "torch.addmm",
+    "aten.scaled_dot_product_attention.default": "F.scaled_dot_product_attention",
+    "aten.embedding.default": "F.embedding",
+    "aten.cat.default": "torch.cat",
+    "aten.stack.default": "torch.stack",
+}
+# fmt: off
+_METHODS = frozenset((
+    "abs", "add", "amax", "amin", "chunk", "contiguous", "cos", "div", "exp", "expand", "flatten", "log",
+    "mean", "mul", "neg", "permute", "relu", "reshape", "rsqrt", "select", "sigmoid", "sin", "softmax", "split",
+    "sqrt", "squeeze", "sub", "sum", "t", "tanh", "transpose", "unsqueeze", "view",
+))
+# fmt: on
+_PLAIN_OVERLOADS = frozenset({"default", "Tensor", "int", "Scalar", "dim_IntList", "dim", "Dimname"})
+_KEYWORD_ONLY: Mapping[str, tuple[str, ...]] = {
+    "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
+}
+
+
+def torch_call(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorMeta], device: str) -> str:
+    """Return a Python expression that computes ``node`` with torch; ``device`` replaces captured devices."""
+    if node.op == "getitem":
+        return f"{_text(node.args[0], names, device)}[{node.args[1]!r}]"
+    args = [_text(arg, names, device) for arg in _dynamic(node, names, metas)]
+    keywords = [f"{key}={_text(value, names, device)}" for key, value in node.kwargs.items() if value is not None]
+    if node.bare_op in _KEYWORD_ONLY:
+        args = [f"{key}={arg}" for key, arg in zip(_KEYWORD_ONLY[node.bare_op], args, strict=False)]
+        return f"{_FUNCTIONS[node.op]}({', '.join([*args, *keywords])})"
+    overload = node.op.split(".")[-1]
+    method = node.bare_op in _METHODS and overload in _PLAIN_OVERLOADS and isinstance(node.args[0], Ref)
+    if node.op in _FUNCTIONS:
+        return f"{_FUNCTIONS[node.op]}({', '.join([*args, *keywords])})"
+    if method and node.op.startswith("aten."):
+        return f"{args[0]}.{node.bare_op}({', '.join([*args[1:], *keywords])})"
+    return f"torch.ops.{node.op}({', '.join([*args, *keywords])})"
+
+
+def _text(value: Any, names: Mapping[str, str], device: str) -> str:
+    if isinstance(value, Ref):
+        return names[value.name]
+    if isinstance(value, Symbol):
+        return device if value.kind == "device" else f"torch.{value.name}"
+    if isinstance(value, tuple):
+        return f"[{', '.join(_text(item, names, device) for item in value)}]"
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    if isinstance(value, _Code):
+        return value
+    return repr(value)
+
+
+class _Code(str):
+    """Source text that stands for itself."""
+
+    __slots__ = ()
+
+
+def _dynamic(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorMeta]) -> tuple[Any, ...]:
+    """The node's arguments with sizes expressed through the input's shape where they match."""
+    if node.bare_op not in {"view", "reshape", "expand", "_unsafe_view"} or not isinstance(node.args[0], Ref):
+        return node.args
+    source = node.args[0].name
+    if source not in metas or not isinstance(node.args[1], tuple):
+        return node.args
+    before, after = metas[source].shape, node.meta.shape
+    sizes = node.args[1] if node.bare_op == "expand" else _reshaped(before, after, names[source])
+    return (node.args[0], sizes, *node.args[2:])
+
+
+def _reshaped(before: tuple[int, ...], after: tuple[int, ...], name: str) -> tuple[Any, ...]:
+    """Match dimensions from the left; equal ones and products of several become expressions of ``name.shape``."""
+    result: list[Any] = list(after)
+    source = 0
+    for target, size in enumerate(after):
+        if source >= len(before):
+            break
+        if before[source] == size:
+            result[target] = _Code(f"{name}.shape[{source}]")
+            source += 1
+            continue
+        width = _merged(before, source, size)
+        if width:
+            factors = [f"{name}.shape[{axis}]" for axis in range(source, source + width)]
+            result[target] = _Code(" * ".join(factors))
+            source += width
+            continue
+        if target == 0 and size and before[0] % size == 0:
+            result[0] = -1
+        break
+    return tuple(result)
+
+
+def _merged(before: tuple[int, ...], start: int, size: int) -> int:
+    """How many of ``before``'s dimensions from ``start`` multiply to ``size`` (0: none do)."""
+    product = 1
+    for width, factor in enumerate(before[start:], start=1):
+        product *= factor
+        if product == size:
+            return width
+        if product > size:
+            break
+    return 0
