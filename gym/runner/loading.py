@@ -169,6 +169,13 @@ def select_submodule(module: nn.Module, path: str, entry: str) -> nn.Module:
     return current
 
 
+def _tied(own: Mapping[str, torch.Tensor], state: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the missing keys whose tensor is tied to one that is there: files often hold tied weights once."""
+    present = {own[key].data_ptr(): value for key, value in state.items() if key in own and own[key].numel()}
+    lacking = [key for key in own if key not in state]
+    return {key: present[own[key].data_ptr()] for key in lacking if own[key].data_ptr() in present}
+
+
 def load_state(module: nn.Module, file: Path, entry: str) -> bool:
     """Load the tensors named ``state.<key>`` of a safetensors file into ``module``; return whether there were any.
 
@@ -185,6 +192,7 @@ def load_state(module: nn.Module, file: Path, entry: str) -> bool:
     own = module.state_dict()
     if all(key.startswith("module.") for key in state) and not any(key.startswith("module.") for key in own):
         state = {key.removeprefix("module."): value for key, value in state.items()}
+    state |= _tied(own, state)
     wrong = {
         "missing": sorted(set(own) - set(state)),
         "unexpected": sorted(set(state) - set(own)),
@@ -287,6 +295,8 @@ def candidate_arguments(
     Raises:
         LoadFailure: kind ``bad-signature``.
     """
+    if kind.__init__ is nn.Module.__init__:
+        return [], {}  # Its signature says anything goes, and then it refuses.
     try:
         signature = inspect.signature(kind)
     except (TypeError, ValueError):
