@@ -14,12 +14,14 @@ from dataclasses import dataclass
 
 from drk.gym.graph import Graph, Node, TensorMeta
 
-VIEWS = frozenset((  # fmt: skip
+# fmt: off
+VIEWS = frozenset((
     "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "transpose", "permute", "t", "expand",
     "expand_as", "slice", "select", "split", "chunk", "split_with_sizes", "flatten", "unflatten", "alias",
     "detach", "detach_", "narrow", "unbind", "view_as", "movedim", "swapaxes", "mT", "numpy_T", "lift_fresh",
     "lift_fresh_copy", "contiguous", "getitem",
-))  # fmt: skip
+))
+# fmt: on
 """Operators (bare names) that move no data, or usually none."""
 _MATMULS = frozenset(("linear", "mm", "addmm", "matmul", "bmm", "baddbmm"))
 
@@ -38,12 +40,17 @@ class Cost:
 
 def node_cost(node: Node, metas: Mapping[str, TensorMeta]) -> Cost:
     """Estimate one operator; ``metas`` is :meth:`Graph.metas`."""
-    if node.bare_op in VIEWS:
-        return Cost(0, 0)
     results = [meta for meta in node.metas if meta is not None]
     operands = [metas[name] for name in node.inputs() if name in metas]
+    return operator_cost(node.bare_op, operands, results)
+
+
+def operator_cost(bare_op: str, operands: list[TensorMeta], results: list[TensorMeta]) -> Cost:
+    """Estimate one operator from its name (without namespace and overload) and the shapes it reads and writes."""
+    if bare_op in VIEWS:
+        return Cost(0, 0)
     traffic = sum(meta.size_bytes for meta in (*operands, *results))
-    return Cost(traffic, _flops(node, operands, results))
+    return Cost(traffic, _flops(bare_op, operands, results))
 
 
 def graph_cost(graph: Graph) -> Cost:
@@ -53,15 +60,15 @@ def graph_cost(graph: Graph) -> Cost:
     return Cost(sum(cost.size_bytes for cost in costs), sum(cost.flops for cost in costs))
 
 
-def _flops(node: Node, operands: list[TensorMeta], results: list[TensorMeta]) -> int:
+def _flops(bare_op: str, operands: list[TensorMeta], results: list[TensorMeta]) -> int:
     out = results[0].numel if results else 0
-    if node.bare_op in _MATMULS and operands and operands[-1].shape:
-        left = operands[1 if node.bare_op in {"addmm", "baddbmm"} and len(operands) > 2 else 0]
+    if bare_op in _MATMULS and operands and operands[-1].shape:
+        left = operands[1 if bare_op in {"addmm", "baddbmm"} and len(operands) > 2 else 0]
         return 2 * out * (left.shape[-1] if left.shape else 1)
-    if node.bare_op.startswith("conv") and len(operands) > 1 and operands[1].shape:
+    if bare_op.startswith("conv") and len(operands) > 1 and operands[1].shape:
         weight = operands[1]
         return 2 * out * (weight.numel // max(1, weight.shape[0]))
-    if node.bare_op == "scaled_dot_product_attention" and len(operands) > 2:
+    if bare_op == "scaled_dot_product_attention" and len(operands) > 2:
         query, key = operands[0], operands[1]
         return 4 * query.numel * key.shape[-2]
     return max([out, *(meta.numel for meta in operands)])

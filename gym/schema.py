@@ -16,9 +16,7 @@ Status = Literal["accepted", "rejected", "failed", "error"]
 Rung = Literal["parsed", "loaded", "compiled", "ran", "correct", "honest", "measured"]
 RUNGS: tuple[Rung, ...] = ("parsed", "loaded", "compiled", "ran", "correct", "honest", "measured")
 Evidence = Literal["gpu", "interpreter", "compile-only"]
-Family = Literal[
-    "no-work", "caching", "timing", "tampering", "precision", "shape", "escape", "delegation", "lazy"
-]
+Family = Literal["no-work", "caching", "timing", "tampering", "precision", "shape", "escape", "delegation", "lazy"]
 Severity = Literal["fraud", "label"]
 Stage = Literal["parse", "load", "compile", "run", "check", "time", "profile", "host"]
 Precision = Literal["match", "strict", "tf32", "bf16"]
@@ -63,7 +61,7 @@ class CapturedTensor:
 class Scalar:
     """A plain Python argument."""
 
-    value: None | bool | int | float | str
+    value: bool | int | float | str | None
     kind: Literal["scalar"] = "scalar"
 
 

@@ -1,9 +1,10 @@
 """Every touch point with Triton's private interfaces: driver, hooks, compiled kernels, errors, interpreter.
 
-Triton promises none of these, so they stand in one file, written against 3.6 and 3.7 and asking for features, never
-for versions. Four groups: the driver interface (:class:`TargetDriver`, :func:`active_driver`), hooks
+Triton promises none of these, so they stand in one place, written against 3.6 and 3.7 and asking for features, never
+for versions. Three groups: the driver interface (:class:`TargetDriver`, :func:`active_driver`), hooks
 (:func:`watch_compiles`, :func:`watch_launches`, :func:`watch_grids`), facts of kernels (:func:`jit_functions`,
-:func:`kernel_resources`, :func:`describe_error`), and the interpreter's patch points (:func:`patch_interpreter`).
+:func:`kernel_resources`, :func:`describe_error`). The interpreter's patch points are in
+:mod:`drk.gym.triton_interpreter`, for length only.
 
 Policy lives elsewhere: :mod:`drk.gym.runner.interpreter`, :mod:`drk.gym.runner.stub_driver` and
 :mod:`drk.gym.runner.census`. Import this module only in Runners: it imports triton. Nothing here asks Triton for its
@@ -34,6 +35,7 @@ from triton.runtime.errors import InterpreterError, OutOfResources, PTXASError
 from triton.runtime.jit import JITFunction
 
 from drk.gym.devices import DeviceFacts, target_arch
+from drk.gym.runner.patching import replace_attribute
 
 WARP_SIZE = 32
 RESOURCE_TOOL_TIMEOUT_S = 60.0
@@ -377,9 +379,7 @@ def _traceback_line(chain: list[BaseException], files: frozenset[str]) -> int | 
 
 def skip_benchmarks(stack: contextlib.ExitStack) -> None:
     """Let ``@autotune`` take its first configuration unmeasured, after the author's own pruning."""
-    before = Autotuner._bench
-    Autotuner._bench = lambda *_args, **_kwargs: [1.0, 1.0, 1.0]
-    stack.callback(setattr, Autotuner, "_bench", before)
+    replace_attribute(stack, Autotuner, "_bench", lambda *_args, **_kwargs: [1.0, 1.0, 1.0])
 
 
 def interpreting() -> bool:

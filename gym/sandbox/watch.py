@@ -147,27 +147,36 @@ def _alive(process: Process) -> bool:
     return current is not None and current.started == process.started and current.state not in "ZX"
 
 
-def strays(known: Collection[int]) -> int:
+def strays(known: Collection[int], grace_s: float = 5.0) -> int:
     """Kill and reap children of this process that are not in ``known``, with all that is below them.
 
-    For the subreaper (the zygote): orphans of a Runner that died fall to it. Returns how many direct strays there were.
+    For the subreaper (the zygote): orphans of a Runner that died fall to it. All are killed before any is waited for:
+    the first process of a pid namespace does not end until the zombies of that namespace, strays too, are reaped.
+    Returns how many there were.
     """
-    count = 0
-    for process in [p for p in _processes().values() if p.parent == os.getpid() and p.pid not in known]:
+    found = {p.pid for p in _processes().values() if p.parent == os.getpid() and p.pid not in known}
+    for pid in found:
         try:
-            handle = os.pidfd_open(process.pid)
+            handle = os.pidfd_open(pid)
         except ProcessLookupError:
             continue
         try:
-            terminate(process.pid, handle)
+            terminate(pid, handle, grace_s=0.0)
         finally:
             os.close(handle)
-        try:
-            os.waitpid(process.pid, 0)
-        except ChildProcessError:
-            continue
-        count += 1
-    return count
+    waiting, deadline = set(found), time.monotonic() + grace_s
+    while waiting and time.monotonic() < deadline:
+        waiting = {pid for pid in waiting if not _reaped(pid)}
+        if waiting:
+            time.sleep(0.001)
+    return len(found)
+
+
+def _reaped(pid: int) -> bool:
+    try:
+        return os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        return True
 
 
 @dataclass(frozen=True)

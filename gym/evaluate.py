@@ -1,0 +1,261 @@
+"""The gym's face: :class:`Gym` holds zygotes and Reference Runners; :func:`evaluate` judges one candidate.
+
+::
+
+    async with Gym(GymSettings(device="auto")) as gym:
+        verdict = await gym.evaluate(task, candidate)
+
+Everything is started when it is first needed and ends with the ``async with`` block. Evaluations may run concurrently
+up to ``settings.parallel``; what is timed is timed alone.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Any, Self
+
+from drk.gym.devices import Gpu, device_facts, list_gpus
+from drk.gym.errors import DeviceError, HostError, TaskError
+from drk.gym.judge import Evaluation
+from drk.gym.measure import Measurement, estimate_coverage, measure_interpreted
+from drk.gym.offline_compile import OfflineCompile
+from drk.gym.reference import ReferenceSession, task_files
+from drk.gym.runner_handle import RunnerHandle
+from drk.gym.schema import Candidate, Task, Verdict
+from drk.gym.settings import GymSettings
+from drk.gym.wire import check_task, task_id
+from drk.gym.zygote_client import ZygoteClient
+
+MAX_SESSIONS = 4
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """What one look at a task's reference found.
+
+    ``inputs`` and ``state`` are rows with name or path, shape and dtype; ``output`` is the description of what one call
+    returns; ``reduced`` the plan by which inputs are made smaller for the interpreter, if any.
+    """
+
+    device: str
+    inputs: list[dict[str, Any]]
+    state: list[dict[str, Any]]
+    output: dict[str, Any]
+    reduced: dict[str, Any] = field(default_factory=dict)
+    facts: dict[str, Any] = field(default_factory=dict)
+
+
+def resolve_device(device: str, gpus: list[Gpu]) -> tuple[str, Gpu | None]:
+    """Return ``interpret`` or ``cuda:N`` and the GPU that this names.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    if device == "interpret" or (device == "auto" and not gpus):
+        return "interpret", None
+    name = "cuda:0" if device in ("auto", "cuda") else device
+    index = name.removeprefix("cuda:")
+    if not name.startswith("cuda:") or not index.isdigit():
+        raise DeviceError(f"unknown device {device!r}", help="use auto, interpret, or cuda:0")
+    found = next((gpu for gpu in gpus if gpu.index == int(index)), None)
+    if found is None:
+        seen = ", ".join(f"cuda:{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
+        raise DeviceError(f"{device} is not there; GPUs found: {seen}", help="use --device auto or --device interpret")
+    return name, found
+
+
+class Gym:
+    """A place where candidates are judged. Use it as an async context manager."""
+
+    judges_honesty = False
+
+    def __init__(self, settings: GymSettings | None = None) -> None:
+        self.settings = settings or GymSettings()
+        self.device = "interpret"
+        self.gpu: Gpu | None = None
+        self.device_facts: dict[str, Any] = {}
+        self._zygotes: dict[str, asyncio.Task[ZygoteClient]] = {}
+        self._sessions: OrderedDict[str, asyncio.Task[ReferenceSession]] = OrderedDict()
+        self._slots = asyncio.Semaphore(max(self.settings.parallel, 1))
+        self._measurement: Measurement | None = None
+
+    async def __aenter__(self) -> Self:
+        """Resolve the device and begin to warm the zygotes.
+
+        Raises:
+            DeviceError: the device that was named is not there.
+        """
+        gpus = await asyncio.to_thread(list_gpus) if self.settings.device != "interpret" else []
+        self.device, self.gpu = resolve_device(self.settings.device, gpus)
+        if self.gpu is not None:
+            self.device_facts = {"device": self.device, "gpu": self.gpu.name, "gpu_uuid": self.gpu.uuid}
+        else:
+            self.device_facts = {"device": "interpret", "gpu": None, "target": self.settings.target}
+        for mode in self._modes():
+            self._zygote(mode)
+        return self
+
+    def _modes(self) -> list[str]:
+        if self.device != "interpret":
+            return ["gpu"]
+        return ["interpret", "compile"] if self.settings.offline_compile else ["interpret"]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        """End every process that was started."""
+        for session in self._sessions.values():
+            await _close(session)
+        for zygote in self._zygotes.values():
+            await _close(zygote)
+        self._sessions.clear()
+        self._zygotes.clear()
+
+    # --- processes ---------------------------------------------------------------------------------------
+
+    @property
+    def cost_target(self) -> str:
+        """The device whose data sheet estimates use: the GPU's own where it is known, else the compile target."""
+        if self.gpu is not None:
+            try:
+                return device_facts(self.gpu.name).key
+            except DeviceError:
+                return self.settings.target
+        return self.settings.target
+
+    def _zygote(self, mode: str) -> asyncio.Task[ZygoteClient]:
+        task = self._zygotes.get(mode)
+        if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
+            task = self._zygotes[mode] = asyncio.create_task(ZygoteClient.start(mode, self.settings.sandbox))
+        return task
+
+    async def start_runner(
+        self, role: str, files: dict[str, bytes], *, mode: str | None = None, threads: int = 1
+    ) -> RunnerHandle:
+        """Fork a Runner in its own scratch folder.
+
+        Raises:
+            ZygoteError: no Runner could be started.
+        """
+        zygote = await asyncio.shield(self._zygote(mode or self._modes()[0]))
+        uuid = self.gpu.uuid if self.gpu is not None else ""
+        return await RunnerHandle.start(zygote, self.settings, role, files, gpu=uuid, threads=threads)
+
+    async def reference(self, task: Task) -> ReferenceSession:
+        """Return the Reference Runner's session of ``task``, started at first use and kept while it is used.
+
+        Raises:
+            TaskError: the reference cannot be loaded.
+        """
+        identifier = task_id(task)
+        started = self._sessions.get(identifier)
+        if started is not None and started.done() and not _usable(started):
+            self._sessions.pop(identifier)
+            await _close(started)
+            started = None
+        if started is None:
+            started = self._sessions[identifier] = asyncio.create_task(self._start_session(task))
+            while len(self._sessions) > MAX_SESSIONS:
+                _, oldest = self._sessions.popitem(last=False)
+                await _close(oldest)
+        self._sessions.move_to_end(identifier)
+        return await asyncio.shield(started)
+
+    async def _start_session(self, task: Task) -> ReferenceSession:
+        check_task(task)
+        handle = await self.start_runner("reference", task_files(task), threads=2)
+        runs_on, compares_on = ("cpu", "cpu") if self.device == "interpret" else ("cuda:0", self.device)
+        session = ReferenceSession(task, self.settings, handle, runs_on, compares_on)
+        try:
+            await session.prepare()
+        except BaseException:
+            await session.close()
+            raise
+        return session
+
+    def offline_compile(self, evaluation: Evaluation, session: ReferenceSession) -> OfflineCompile:
+        """Return the offline compilation of a candidate, begun where there is no GPU."""
+        offline = OfflineCompile(evaluation, session)
+        if self.device == "interpret" and self.settings.offline_compile:
+            offline.begin()
+        return offline
+
+    # --- what callers want -------------------------------------------------------------------------------
+
+    async def evaluate(self, task: Task, candidate: Candidate) -> Verdict:
+        """Judge one candidate. Never raises for what the candidate does.
+
+        Raises:
+            TaskError: the reference itself cannot be judged.
+            HostError: the host failed.
+        """
+        async with self._slots:
+            return await Evaluation(self, task, candidate).verdict()
+
+    async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
+        """Add speed, kernels and coverage to a correct candidate's verdict."""
+        await estimate_coverage(evaluation, runner, session)
+        if self.gpu is None:
+            await measure_interpreted(evaluation, runner)
+            return
+        if self._measurement is None:
+            self._measurement = Measurement(self.gpu.uuid, self.settings.timing)
+        await self._measurement.measure(evaluation, runner, session)
+
+    async def inspect(self, task: Task) -> Inspection:
+        """Load and run the reference once, in its own dtype and in float64.
+
+        Raises:
+            TaskError: it cannot be judged; the message, file, line and help are for a person.
+        """
+        session = await self.reference(task)
+        trial = await session.trial(0)
+        return Inspection(
+            device=self.device,
+            inputs=trial.inputs,
+            state=session.weight_layout,
+            output=trial.description,
+            reduced=session.plan or {},
+            facts=dict(self.device_facts),
+        )
+
+    async def capture(self, task: Task) -> dict[str, Any]:
+        """Return the ATen graph of one call of the reference, as JSON for :class:`drk.gym.graph.Graph`.
+
+        Raises:
+            TaskError: the reference cannot be loaded or captured.
+        """
+        session = await self.reference(task)
+        answer = await session.ask("capture", self.settings.limits.compile_s, key=session.keys[0])
+        graph = answer.get("graph")
+        if not isinstance(graph, dict):
+            raise TaskError("the reference's graph could not be captured", kind="capture")
+        return graph
+
+
+def _usable(started: asyncio.Task[ReferenceSession]) -> bool:
+    return not started.cancelled() and started.exception() is None and started.result().alive
+
+
+async def _close(started: asyncio.Task[Any]) -> None:
+    if not started.done():
+        started.cancel()
+    try:
+        resource = await started
+    except (asyncio.CancelledError, HostError, TaskError, OSError):
+        return
+    await resource.close()
+
+
+async def evaluate_async(task: Task, candidate: Candidate, settings: GymSettings | None = None) -> Verdict:
+    """Judge one candidate in a gym of its own. See :meth:`Gym.evaluate`."""
+    async with Gym(settings) as gym:
+        return await gym.evaluate(task, candidate)
+
+
+def evaluate(task: Task, candidate: Candidate, settings: GymSettings | None = None) -> Verdict:
+    """Judge one candidate; the blocking form of :func:`evaluate_async`."""
+    return asyncio.run(evaluate_async(task, candidate, settings))

@@ -1,0 +1,320 @@
+"""From candidate to verdict: the Judge's steps along the evidence ladder (DESIGN 4.1).
+
+The Judge runs no user code. It parses the candidate's text, asks sandboxed Runners to load and run it on inputs drawn
+from its own keys, copies what they return into its own memory, compares against float64 truth, and writes down what was
+reached. Each step either goes on or ends the evaluation with a failure that names stage, kind and line.
+"""
+
+from __future__ import annotations
+
+import ast
+import time
+from typing import TYPE_CHECKING, Any
+
+from drk.gym.compare import compare_leaf
+from drk.gym.draft import COMPILE_KINDS, UNJUDGED_KINDS, Draft, Stop
+from drk.gym.environment import environment
+from drk.gym.errors import HostError, ProtocolError
+from drk.gym.reference import ReferenceSession, Trial, candidate_files, fetch, task_meta
+from drk.gym.runner_handle import RunnerHandle
+from drk.gym.schema import (
+    RUNGS,
+    Candidate,
+    Cell,
+    Failure,
+    Stage,
+    Status,
+    Task,
+    Verdict,
+    WeightsHow,
+)
+from drk.gym.wire import MAX_SOURCE_BYTES, candidate_id, task_id
+
+if TYPE_CHECKING:
+    from drk.gym.evaluate import Gym
+    from drk.gym.offline_compile import OfflineCompile
+
+
+def parse_candidate(source: str) -> None:
+    """Check that the candidate is Python text of a sane size.
+
+    Raises:
+        Stop: with stage ``parse``.
+    """
+    if len(source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
+        raise Stop("failed", Failure("parse", "too-large", f"the source is larger than {MAX_SOURCE_BYTES} bytes"))
+    if not source.strip():
+        raise Stop("failed", Failure("parse", "empty", "the candidate is empty"))
+    try:
+        ast.parse(source)
+    except SyntaxError as error:
+        raise Stop("failed", Failure("parse", "syntax-error", str(error.msg), error.lineno)) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        message = f"{type(error).__name__}: {error}"
+        raise Stop("failed", Failure("parse", "unparsable", message)) from None
+
+
+class Evaluation:
+    """One candidate's way through the gym."""
+
+    def __init__(self, gym: Gym, task: Task, candidate: Candidate) -> None:
+        self.gym = gym
+        self.settings = gym.settings
+        self.task = task
+        self.candidate = candidate
+        self.draft = Draft("interpreter" if gym.device == "interpret" else "gpu")
+        self.facts: dict[str, Any] = {}
+
+    async def verdict(self) -> Verdict:
+        """Judge and return the verdict.
+
+        Raises:
+            TaskError: the reference itself cannot be judged.
+            HostError: the host failed; nothing is said about the candidate.
+        """
+        start = time.monotonic()
+        try:
+            parse_candidate(self.candidate.source)
+            self.draft.reach("parsed")
+            with self.draft.stage("reference"):
+                session = await self.gym.reference(self.task)
+            await self._judge(session)
+            status, failure = self._conclusion()
+        except Stop as stop:
+            status, failure = stop.status, stop.failure
+        except ProtocolError as error:
+            status, failure = "failed", Failure("run", "protocol", error.message)
+        self.draft.timings_s["total"] = round(time.monotonic() - start, 4)
+        return self._finish(status, failure)
+
+    async def _judge(self, session: ReferenceSession) -> None:
+        """Run everything that needs a process."""
+        offline = self.gym.offline_compile(self, session)
+        try:
+            runner = await self._start()
+            try:
+                await self._load(runner, session)
+                await self._climb(runner, session, offline)
+                if self.correct:
+                    await self.gym.measure(self, runner, session)
+            finally:
+                await runner.close()
+        finally:
+            await offline.close()
+
+    async def _climb(self, runner: RunnerHandle, session: ReferenceSession, offline: OfflineCompile) -> None:
+        try:
+            await self._correctness(runner, session)
+        except Stop as stop:
+            # A kernel that does not compile often fails in the interpreter too, with a less useful message.
+            await offline.finish()
+            raise stop from None
+        await offline.finish()
+
+    async def _start(self) -> RunnerHandle:
+        with self.draft.stage("start"):
+            return await self.gym.start_runner("candidate", candidate_files(self.task, self.candidate))
+
+    async def _load(self, runner: RunnerHandle, session: ReferenceSession) -> None:
+        limits = self.settings.limits
+        with self.draft.stage("load"):
+            await self.ask(
+                runner,
+                "load",
+                "load",
+                limits.load_s,
+                meta=task_meta(self.task),
+                device=session.device,
+                seed=session.seed,
+                precision=self.task.precision,
+            )
+            self.draft.reach("loaded")
+            answer = await self.ask(
+                runner,
+                "load",
+                "state_in",
+                limits.run_s,
+                fds=(session.weights.fd,),
+                layout=session.weight_layout,
+                bytes=session.weight_bytes,
+            )
+            self.draft.weights = _weights(answer)
+            if self.draft.weights == "seeded":
+                self.draft.notes.append(_seeded_note(answer))
+            if session.plan is not None:
+                await self.ask(runner, "load", "set_reduction", limits.run_s, plan=session.plan)
+
+    async def _correctness(self, runner: RunnerHandle, session: ReferenceSession) -> None:
+        limits = self.settings.limits
+        for index in range(self.settings.seeds):
+            with self.draft.stage("reference"):
+                trial = await session.trial(index)
+            timeout = limits.compile_s if index == 0 else limits.run_s
+            with self.draft.stage("correct"):
+                answer = await self.ask(runner, "run", "run", timeout, key=trial.key, grad=self.task.grad)
+                self.draft.reach("ran")
+                leaves = await fetch(runner, answer, self.settings, session.compare_on)
+                if leaves is None:
+                    raise Stop("failed", Failure("run", "early-exit", "it ended while its outputs were read"))
+                self.draft.cells += compare_trial(
+                    f"seed{index}", trial, leaves, answer, self.task, copied=self.draft.weights != "seeded"
+                )
+            if not self.correct:
+                return
+        if self.correct:
+            self.draft.reach("correct")
+
+    @property
+    def correct(self) -> bool:
+        """Whether all cells so far passed, and there is at least one."""
+        return bool(self.draft.cells) and all(cell.passed for cell in self.draft.cells)
+
+    async def ask(
+        self,
+        runner: RunnerHandle,
+        stage: Stage,
+        command: str,
+        timeout_s: float,
+        *,
+        fds: tuple[int, ...] = (),
+        **message: Any,
+    ) -> dict[str, Any]:
+        """Send one command to the candidate's Runner.
+
+        Raises:
+            Stop: it failed, died or was stopped.
+        """
+        answer = await runner.call(command, timeout_s, fds=fds, **message)
+        if not answer["ok"]:
+            raise self._stop(stage, answer["error"], runner)
+        return answer
+
+    def _stop(self, stage: Stage, error: dict[str, Any], runner: RunnerHandle) -> Stop:
+        kind = error["kind"]
+        line = error["line"] if error["file"] in ("", "candidate.py") else None
+        message = error["message"]
+        if error["file"] and error["file"] != "candidate.py":
+            message += f" (in {error['file'].removeprefix('src/')}:{error['line']})"
+        if kind in UNJUDGED_KINDS:
+            return Stop("error", Failure("host", kind, message, line))
+        if kind in COMPILE_KINDS:
+            stage = "compile"
+        printed = runner.log_text().strip()
+        if printed and kind in ("early-exit", "segfault", "signal"):
+            message += f"; it printed: {printed[-300:]}"
+        return Stop("failed", Failure(stage, kind, message, line))
+
+    def _conclusion(self) -> tuple[Status, Failure | None]:
+        if not self.correct:
+            cell = next((cell for cell in self.draft.cells if not cell.passed), None)
+            reason = f"{cell.name}: {cell.reason}" if cell else "nothing was compared"
+            return "rejected", Failure("check", "wrong-output", reason)
+        fraud = next((flag for flag in self.draft.flags if flag.severity == "fraud"), None)
+        if fraud is not None:
+            return "rejected", Failure("check", fraud.kind, f"dishonest: {fraud.proof}")
+        return "accepted", None
+
+    def _finish(self, status: Status, failure: Failure | None) -> Verdict:
+        draft = self.draft
+        correct = self.correct and status in ("accepted", "rejected")
+        honest = None
+        if RUNGS.index(draft.reached or "parsed") >= RUNGS.index("correct"):
+            honest = not any(flag.severity == "fraud" for flag in draft.flags)
+            if honest and correct and self.gym.judges_honesty:
+                draft.reach("honest")
+            honest = honest if self.gym.judges_honesty else (None if honest else False)
+        if draft.speedups is not None:
+            draft.reach("measured")
+        return Verdict(
+            status=status,
+            evidence=draft.evidence,
+            reached=draft.reached,
+            correct=correct,
+            honest=honest,
+            task_id=task_id(self.task),
+            candidate_id=candidate_id(self.candidate),
+            flags=tuple(draft.flags),
+            speedups=draft.speedups,
+            headline=draft.headline,
+            latency_ms=draft.latency_ms,
+            baselines_ms=draft.baselines_ms,
+            coverage=draft.coverage,
+            coverage_estimate=draft.coverage_estimate,
+            kernels=tuple(draft.kernels),
+            cells=tuple(draft.cells),
+            weights=draft.weights,
+            error=failure,
+            notes=tuple(draft.notes),
+            environment={**environment(), **self.gym.device_facts},
+            sandbox_level=self.settings.sandbox,
+            timings_s=draft.timings_s,
+        )
+
+
+def compare_trial(
+    name: str, trial: Trial, leaves: dict[str, Any], answer: dict[str, Any], task: Task, *, copied: bool
+) -> list[Cell]:
+    """Compare one trial's leaves; a missing or surplus leaf is a failed cell."""
+    cells: list[Cell] = []
+    structure = structure_difference(answer.get("description"), trial.description)
+    if structure:
+        cells.append(Cell(f"{name} out", passed=False, reason=structure))
+    for leaf, reference in trial.native.items():
+        if leaf.startswith(("state:", "grad:param")) and not copied:
+            continue
+        cell_name = f"{name} {task.mode} {leaf}"
+        if leaf not in leaves:
+            cells.append(Cell(cell_name, passed=False, reason="the candidate does not give it"))
+            continue
+        cells.append(
+            compare_leaf(cell_name, leaves[leaf], trial.truth[leaf], reference, paper=task.tolerance == "paper")
+        )
+    cells += [
+        Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes its input, the reference's does not")
+        for leaf in leaves
+        if leaf.startswith("input") and leaf not in trial.native
+    ]
+    cells += [
+        Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes state, the reference's does not")
+        for leaf in leaves
+        if leaf.startswith("state:") and copied and leaf not in trial.native
+    ]
+    return cells
+
+
+def structure_difference(mine: Any, theirs: dict[str, Any]) -> str:
+    """Return in words how two output descriptions differ in form and exact tensor type, or an empty string."""
+    if not isinstance(mine, dict):
+        return "the candidate's output has no description"
+    if mine.get("form") != theirs.get("form"):
+        return f"returns {mine.get('form')} instead of {theirs.get('form')}"
+    if mine.get("subclass"):
+        return f"returns a tensor subclass ({str(mine.get('type'))[:80]})"
+    if mine.get("form") in ("dict", "dataclass", "namedtuple") and mine.get("keys") != theirs.get("keys"):
+        return f"returns keys {str(mine.get('keys'))[:200]} instead of {theirs.get('keys')}"
+    my_items, their_items = mine.get("items") or [], theirs.get("items") or []
+    if len(my_items) != len(their_items):
+        return f"returns {len(my_items)} values instead of {len(their_items)}"
+    for one, other in zip(my_items, their_items, strict=True):
+        difference = structure_difference(one, other)
+        if difference:
+            return difference
+    return ""
+
+
+def _weights(answer: dict[str, Any]) -> WeightsHow:
+    ways: dict[str, WeightsHow] = {"copied": "copied", "converted": "converted", "seeded": "seeded"}
+    how = ways.get(str(answer.get("weights")))
+    if how is not None:
+        return how
+    raise HostError("a Runner gave no way of copying weights")
+
+
+def _seeded_note(answer: dict[str, Any]) -> str:
+    parts = []
+    for word in ("missing", "unexpected", "mismatched"):
+        keys = answer.get(word)
+        if isinstance(keys, list) and keys:
+            parts.append(f"{word} {', '.join(str(key)[:80] for key in keys[:5])}")
+    detail = "; ".join(parts) or "no common keys"
+    return f"weights could not be copied ({detail}); both constructors got the same seed instead"

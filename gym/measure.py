@@ -1,0 +1,189 @@
+"""Speed of a correct candidate: interleaved random-order pairs under the GPU's exclusive lock (DESIGN 4.6).
+
+Each round draws one set of secret keys and times, in random order, the candidate and every baseline on the inputs
+that these keys give, each window on fresh values after a flush of the L2 cache. Ratios are taken within a round, so
+that clock drift cancels; the speed-up is their median with a bootstrap interval. Rounds go on until the interval is
+narrow enough, the time is spent, or the maximum is reached. Two clocks are read: events in the Runner, and the
+Judge's own around ``go``; an event time that the Judge's clock contradicts is replaced by the slower.
+"""
+
+from __future__ import annotations
+
+import math
+import random
+import secrets
+import time
+from collections import defaultdict
+from typing import TYPE_CHECKING, Any
+
+from drk.gym.compare import compare_leaf
+from drk.gym.coverage_estimate import coverage_estimate
+from drk.gym.draft import Stop
+from drk.gym.gpu_lock import GpuLock
+from drk.gym.kernels import merge_kernels
+from drk.gym.reference import ReferenceSession, fetch
+from drk.gym.runner_handle import RunnerHandle
+from drk.gym.schema import Failure, Speedups
+from drk.gym.settings import Timing
+from drk.gym.statistics import latency, ratio_interval, settled
+
+if TYPE_CHECKING:
+    from drk.gym.judge import Evaluation
+
+MAX_CALLS = 50
+CLOCK_SLACK_MS = 0.3
+
+
+async def measure_interpreted(evaluation: Evaluation, runner: RunnerHandle) -> None:
+    """Without a GPU: note the launches that the interpreter saw beside what offline compilation found."""
+    answer = await evaluation.ask(runner, "profile", "kernels", evaluation.settings.limits.run_s)
+    evaluation.draft.kernels = merge_kernels(evaluation.draft.kernels, answer.get("kernels", []))
+
+
+async def estimate_coverage(evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
+    """Set the candidate's remaining ATen operators against the reference's."""
+    limit_s, key = evaluation.settings.limits.compile_s, session.keys[0]
+    mine = await evaluation.ask(runner, "profile", "operators", limit_s, key=key)
+    theirs = await session.operators()
+    target = evaluation.gym.cost_target
+    evaluation.draft.coverage_estimate = coverage_estimate(theirs, mine.get("rows", []), target)
+
+
+class Measurement:
+    """Timing on one GPU."""
+
+    def __init__(self, uuid: str, timing: Timing) -> None:
+        self.lock = GpuLock(uuid)
+        self.timing = timing
+        self.random = random.SystemRandom()
+
+    async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
+        """Time a correct candidate against its baselines; add speed-ups and latencies to the draft."""
+        if not self.timing.enabled:
+            return
+        async with session.lock, self.lock.exclusive():
+            with evaluation.draft.stage("time"):
+                contest = Contest(self, evaluation, runner, session)
+                await contest.warm_up()
+                await contest.run()
+                await contest.check_outputs()
+                contest.conclude()
+
+
+class Contest:
+    """One candidate against its baselines."""
+
+    def __init__(
+        self, owner: Measurement, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession
+    ) -> None:
+        self.owner = owner
+        self.timing = owner.timing
+        self.evaluation = evaluation
+        self.session = session
+        self.runner = runner
+        self.forms: dict[str, tuple[RunnerHandle, str]] = {"eager": (session.handle, "eager")}
+        self.calls = 1
+        self.times_ms: dict[str, list[float]] = defaultdict(list)
+        self.corrected = 0
+
+    async def _ask(self, name: str, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
+        handle, _ = self.forms[name]
+        if name == "candidate":
+            return await self.evaluation.ask(handle, "time", command, timeout_s, **message)
+        answer = await handle.call(command, timeout_s, **message)
+        if not answer["ok"]:
+            raise Stop("error", Failure("host", "baseline-failed", f"{name} baseline: {answer['error']['message']}"))
+        return answer
+
+    async def warm_up(self) -> None:
+        """Bring every contestant to its steady state and choose how many calls a window holds."""
+        limits = self.evaluation.settings.limits
+        key = secrets.randbits(62)
+        if self.timing.compile_baseline:
+            answer = await self.session.handle.call("warm", 2 * limits.compile_s, form="compile", key=key)
+            if answer["ok"]:
+                self.forms["compile"] = (self.session.handle, "compile")
+            else:
+                note = answer["error"]["message"].splitlines()[0][:200]
+                self.evaluation.draft.notes.append(
+                    f"torch.compile fails on the reference, so it is no baseline: {note}"
+                )
+        self.forms["candidate"] = (self.runner, "eager")
+        latencies, input_bytes = [], 1
+        for name in ("eager", "candidate"):
+            answer = await self._ask(name, "warm", limits.compile_s, form="eager", key=key)
+            latencies.append(float(answer["latency_s"]))
+            input_bytes = max(int(answer["input_bytes"]), 1)
+        wanted = math.ceil(self.timing.window_us * 1e-6 / max(min(latencies), 1e-6))
+        self.calls = max(1, min(wanted, MAX_CALLS, 2**31 // input_bytes))
+
+    async def run(self) -> None:
+        """Take rounds until the slowest-settling interval is narrow enough."""
+        deadline = time.monotonic() + self.timing.max_s
+        while len(self.times_ms["candidate"]) < self.timing.max_pairs:
+            await self._round()
+            done = len(self.times_ms["candidate"])
+            if done < self.timing.min_pairs:
+                continue
+            if time.monotonic() > deadline or (done % 10 == 0 and self._settled()):
+                return
+
+    def _settled(self) -> bool:
+        mine = self.times_ms["candidate"]
+        return all(
+            settled(ratio_interval(self.times_ms[name], mine), self.timing.target_halfwidth)
+            for name in self.forms
+            if name != "candidate"
+        )
+
+    async def _round(self) -> None:
+        keys = [secrets.randbits(62) for _ in range(self.calls)]
+        names = list(self.forms)
+        self.owner.random.shuffle(names)
+        limit_s = self.evaluation.settings.limits.run_s
+        for name in names:
+            await self._ask(name, "prepare", limit_s, form=self.forms[name][1], keys=keys)
+            start = time.perf_counter()
+            answer = await self._ask(name, "go", limit_s)
+            wall_ms = (time.perf_counter() - start) * 1e3
+            self.times_ms[name].append(self._trusted(name, float(answer["event_ms"]), wall_ms) / self.calls)
+        self.keys = keys
+
+    def _trusted(self, name: str, event_ms: float, wall_ms: float) -> float:
+        # The Judge's clock holds the pipe and the launch too, so it may read more; it cannot read less.
+        plausible = 0.0 < event_ms <= wall_ms
+        if plausible and (wall_ms - event_ms <= CLOCK_SLACK_MS + 0.1 * wall_ms):
+            return event_ms
+        if name == "candidate":
+            self.corrected += 1
+        return wall_ms
+
+    async def check_outputs(self) -> None:
+        """Compare what the candidate returned in the last window with the reference's on the same keys."""
+        evaluation, limits = self.evaluation, self.evaluation.settings.limits
+        index = self.owner.random.randrange(self.calls)
+        await self._ask("eager", "prepare", limits.run_s, form="eager", keys=[self.keys[index]])
+        await self._ask("eager", "go", limits.run_s)
+        expected_answer = await self._ask("eager", "outputs", limits.run_s, index=0)
+        expected = await fetch(self.session.handle, expected_answer, evaluation.settings, self.session.compare_on)
+        await self._ask("candidate", "prepare", limits.run_s, form="eager", keys=[self.keys[index]] * 1)
+        await self._ask("candidate", "go", limits.run_s)
+        answer = await self._ask("candidate", "outputs", limits.run_s, index=0)
+        leaves = await fetch(self.runner, answer, evaluation.settings, self.session.compare_on)
+        for name, reference in (expected or {}).items():
+            if leaves is None or name not in leaves:
+                continue
+            # Truth is not recomputed here; the reference stands in for it, and both errors count once more.
+            cell = compare_leaf(f"timed {name}", leaves[name], reference.double(), reference, paper=True)
+            evaluation.draft.cells.append(cell)
+
+    def conclude(self) -> None:
+        """Write speed-ups, the headline (the fastest baseline) and latencies into the draft."""
+        draft, mine = self.evaluation.draft, self.times_ms["candidate"]
+        ratios = {name: ratio_interval(self.times_ms[name], mine) for name in self.forms if name != "candidate"}
+        draft.speedups = Speedups(**ratios)
+        draft.headline = min(ratios, key=lambda name: ratios[name].value)
+        draft.latency_ms = latency(mine)
+        draft.baselines_ms = {name: latency(self.times_ms[name]) for name in ratios}
+        if self.corrected:
+            draft.notes.append(f"{self.corrected} event times disagreed with the Judge's clock; the slower was taken")

@@ -1,0 +1,220 @@
+"""The Judge's view of one task's Reference Runner: weights, truth and the reference's own outputs, trial by trial.
+
+A session is kept while it is used, since every candidate for the same task needs the same truth. Keys and the
+constructor seed are secrets of the Judge, drawn per session; a candidate's process learns a key only at the moment its
+inputs are drawn, and never sees an expected value.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from drk.gym.arena import Arena
+from drk.gym.errors import HostError, ProtocolError, TaskError
+from drk.gym.runner import transfer
+from drk.gym.runner_handle import RunnerHandle
+from drk.gym.schema import Candidate, Task
+from drk.gym.settings import GymSettings
+from drk.gym.wire import task_to_json
+
+_HOST_KINDS = {"protocol"}
+
+
+def task_meta(task: Task) -> dict[str, Any]:
+    """Return the task as a Runner sees it: everything but the sources and tensors, which lie in its scratch folder."""
+    meta = task_to_json(task)
+    del meta["files"], meta["tensors"]
+    return meta
+
+
+def task_files(task: Task) -> dict[str, bytes]:
+    """Return the files of a Runner's scratch folder."""
+    files = {f"src/{path}": text.encode("utf-8", "surrogatepass") for path, text in task.files.items()}
+    if task.tensors is not None:
+        files["tensors.safetensors"] = task.tensors
+    return files
+
+
+def candidate_files(task: Task, candidate: Candidate) -> dict[str, bytes]:
+    """Return the scratch files of a Candidate Runner."""
+    return {**task_files(task), "candidate.py": candidate.source.encode("utf-8", "surrogatepass")}
+
+
+@dataclass
+class Trial:
+    """One key's results on the comparison device: leaves of the reference and of the float64 truth, by name."""
+
+    key: int
+    native: dict[str, torch.Tensor]
+    truth: dict[str, torch.Tensor]
+    description: dict[str, Any]
+    strides: dict[str, list[int]]
+    inputs: list[dict[str, Any]] = field(default_factory=list)
+
+
+class ReferenceSession:
+    """Holds the Reference Runner of one task; one command at a time goes to it."""
+
+    def __init__(self, task: Task, settings: GymSettings, handle: RunnerHandle, device: str, compare_on: str) -> None:
+        self.task = task
+        self.settings = settings
+        self.handle = handle
+        self.device = device
+        self.compare_on = compare_on
+        self.lock = asyncio.Lock()
+        self.seed = secrets.randbits(31)
+        self.keys = [secrets.randbits(62) for _ in range(settings.seeds)]
+        self.plan: dict[str, Any] | None = None
+        self.weights = Arena("drk-weights")
+        self.weight_layout: list[dict[str, Any]] = []
+        self.weight_bytes = 0
+        self.compiled: dict[str, Any] | None = None
+        self._trials: dict[int, Trial] = {}
+        self._operators: list[Any] | None = None
+
+    async def prepare(self) -> None:
+        """Load the user's module, plan the reduction of its inputs where interpreted, and copy its weights out.
+
+        Raises:
+            TaskError: the reference cannot be loaded or run.
+        """
+        limits = self.settings.limits
+        await self._ask(
+            "load",
+            limits.load_s,
+            meta=task_meta(self.task),
+            device=self.device,
+            seed=self.seed,
+            precision=self.task.precision,
+        )
+        if self.device == "cpu":
+            answer = await self._ask(
+                "plan_reduction", limits.compile_s, key=self.keys[0], elements=self.settings.interpret_elements
+            )
+            self.plan = answer["plan"]
+            await self._ask("set_reduction", limits.run_s, plan=self.plan)
+        answer = await self._ask("state_out", limits.run_s)
+        self.weight_layout = answer["layout"]
+        self.weight_bytes = transfer.check_layout(self.weight_layout, limits.memory_bytes)
+        self.weights.reserve(self.weight_bytes)
+        await self._ask("write", limits.run_s, fds=(self.weights.fd,))
+        self.weights.seal()
+
+    async def trial(self, index: int) -> Trial:
+        """Return trial ``index``, run at first use.
+
+        Raises:
+            TaskError: the reference fails on these inputs, in its own dtype or in float64.
+        """
+        async with self.lock:
+            if index not in self._trials:
+                self._trials[index] = await self._run_trial(self.keys[index])
+            return self._trials[index]
+
+    async def _run_trial(self, key: int) -> Trial:
+        grad = self.task.grad
+        autocast = "bfloat16" if self.task.precision == "bf16" else None
+        native_answer, native = await self._leaves(key=key, variant="native", grad=grad, autocast=autocast)
+        _, truth = await self._leaves(key=key, variant="float64", grad=grad)
+        missing = sorted(set(native) - set(truth))
+        if missing:
+            raise TaskError(f"in float64 the module gives no {missing[0]}: its outputs depend on the dtype")
+        strides = dict(zip(native, native_answer["strides"], strict=True))
+        return Trial(key, native, truth, native_answer["description"], strides, native_answer["inputs"])
+
+    async def _leaves(self, **message: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
+        limits = self.settings.limits
+        answer = await self._ask("run", limits.compile_s, **message)
+        leaves = await fetch(self.handle, answer, self.settings, self.compare_on)
+        if leaves is None:
+            raise TaskError("the reference's outputs could not be read")
+        return answer, leaves
+
+    async def _ask(
+        self, command: str, timeout_s: float, *, fds: tuple[int, ...] = (), **message: Any
+    ) -> dict[str, Any]:
+        answer = await self.handle.call(command, timeout_s, fds=fds, **message)
+        if not answer["ok"]:
+            raise reference_error(answer["error"], self.task)
+        return answer
+
+    async def ask(self, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
+        """Send one command to the Runner, in turn.
+
+        Raises:
+            TaskError: the reference failed.
+        """
+        async with self.lock:
+            return await self._ask(command, timeout_s, **message)
+
+    async def operators(self) -> list[Any]:
+        """Return the ATen operators of one call of the reference (asked once).
+
+        Raises:
+            TaskError: the reference failed.
+        """
+        if self._operators is None:
+            answer = await self.ask("operators", self.settings.limits.compile_s, key=self.keys[0])
+            rows = answer.get("rows")
+            self._operators = rows if isinstance(rows, list) else []
+        return self._operators
+
+    @property
+    def alive(self) -> bool:
+        """Whether the Runner can still answer."""
+        return self.handle.stopped_for is None
+
+    async def close(self) -> None:
+        """End the Runner and give the weights' memory back."""
+        await self.handle.close()
+        self.weights.close()
+        self._trials.clear()
+
+
+def reference_error(error: dict[str, Any], task: Task) -> TaskError:
+    """Turn a Runner's failure into the error that a person reads."""
+    if error["kind"] in _HOST_KINDS:
+        raise HostError(f"the reference's process misbehaved: {error['message']}")
+    file = error["file"].removeprefix("src/")
+    return TaskError(
+        f"the reference cannot be judged: {error['message']}",
+        kind=f"reference-{error['kind']}",
+        file=file or task.entry,
+        line=error["line"],
+        help=_REFERENCE_HELP.get(error["kind"], "run the file by itself to see the fault"),
+    )
+
+
+_REFERENCE_HELP = {
+    "timeout": "importing or running the file takes too long; move work below `if __name__ == '__main__':`",
+    "out-of-memory": "use smaller inputs, or raise the memory limit",
+    "exit": "the file ends the program when it is imported; move that below `if __name__ == '__main__':`",
+}
+
+
+async def fetch(
+    handle: RunnerHandle, answer: dict[str, Any], settings: GymSettings, device: str
+) -> dict[str, torch.Tensor] | None:
+    """Bring the leaves that ``answer`` announces into the Judge's memory; None when the Runner died on the way.
+
+    Raises:
+        ProtocolError: the layout is inconsistent, too large, or the memory shorter than announced.
+    """
+    limits = settings.limits
+    size = transfer.check_layout(answer.get("layout"), limits.output_bytes)
+    handle.arena.reserve(size)
+    written = await handle.call("write", limits.run_s)
+    if not written["ok"]:
+        return None
+    leaves: dict[str, torch.Tensor] = {}
+    for row in answer["layout"]:
+        name = str(row["name"])
+        if name in leaves:
+            raise ProtocolError(f"two outputs are called {name[:80]}")
+        leaves[name] = await asyncio.to_thread(transfer.read_tensor, handle.arena.fd, row, device)
+    return leaves

@@ -1,0 +1,166 @@
+"""One judged call of a module in a Runner: restore state, run, collect every leaf that the Judge compares.
+
+Leaves are named: ``out`` plus the path in the returned value, ``grad:input...`` and ``grad:param...`` for gradients,
+``state:<key>`` for buffers and parameters that the call changed, ``input<path>`` for inputs that it changed. Python
+numbers in the output become 0-dim float64 or int64 leaves. A candidate's list of changed inputs is its own claim; the
+Judge compares the reference's list against what the candidate returns for the same names.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from drk.gym.runner import structure
+from drk.gym.runner.float64 import float64, to_float64
+
+
+@dataclass
+class StateSnapshot:
+    """Copies of a module's parameters and buffers, to restore before each call and to find what a call changed."""
+
+    tensors: dict[str, torch.Tensor]
+
+    @classmethod
+    def take(cls, module: torch.nn.Module) -> StateSnapshot:
+        """Copy all parameters and buffers, non-persistent ones included."""
+        return cls({key: value.detach().clone() for key, value in named_state(module)})
+
+    def restore(self, module: torch.nn.Module) -> None:
+        """Put the copies back in place and drop gradients."""
+        with torch.no_grad():
+            for key, value in named_state(module):
+                saved = self.tensors.get(key)
+                if saved is not None and saved.shape == value.shape:
+                    value.detach().copy_(saved)
+        module.zero_grad(set_to_none=True)
+
+    def changed(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+        """Return the tensors that differ from their copies now."""
+        found = []
+        for key, value in named_state(module):
+            saved = self.tensors.get(key)
+            if saved is None or saved.shape != value.shape or not same(saved, value):
+                found.append((key, value.detach()))
+        return found
+
+
+def named_state(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Return parameters and buffers with their names; tied ones once."""
+    return [*module.named_parameters(), *module.named_buffers()]
+
+
+def same(left: torch.Tensor, right: torch.Tensor) -> bool:
+    """Whether two tensors hold the same values, NaN equal to NaN."""
+    if left.is_floating_point() or left.is_complex():
+        return bool(((left == right) | (left.isnan() & right.isnan())).all())
+    return bool(torch.equal(left, right))
+
+
+@dataclass
+class CallOptions:
+    """How a call is made. ``variant`` is ``native`` or ``float64``; ``autocast`` a dtype name or None."""
+
+    variant: str = "native"
+    grad: bool = False
+    autocast: str | None = None
+    device: str = "cpu"
+    key: int = 0
+
+
+@dataclass
+class Outcome:
+    """What a call gave: the leaves in order and a JSON description of the returned value."""
+
+    leaves: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    description: dict[str, Any] = field(default_factory=dict)
+
+
+@contextlib.contextmanager
+def call_context(options: CallOptions) -> Iterator[None]:
+    """Set gradient mode, autocast and float64 rewriting for one call."""
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(torch.enable_grad() if options.grad else torch.no_grad())
+        if options.variant == "float64":
+            stack.enter_context(float64())
+        elif options.autocast:
+            dtype = getattr(torch, options.autocast)
+            stack.enter_context(torch.autocast(torch.device(options.device).type, dtype=dtype))
+        yield
+
+
+def prepare_inputs(args: list[Any], kwargs: dict[str, Any], options: CallOptions) -> tuple[list[Any], dict[str, Any]]:
+    """Return the inputs in the call's precision, as fresh leaves where gradients are asked for."""
+
+    def convert(_path: str, tensor: torch.Tensor) -> torch.Tensor:
+        wanted = tensor.requires_grad or options.grad
+        value = to_float64(tensor) if options.variant == "float64" else tensor
+        value = value.detach()
+        return value.requires_grad_() if wanted and options.grad and value.is_floating_point() else value
+
+    both = structure.map_tensors(convert, (args, kwargs))
+    return list(both[0]), dict(both[1])
+
+
+def call(
+    module: torch.nn.Module, snapshot: StateSnapshot, args: list[Any], kwargs: dict[str, Any], options: CallOptions
+) -> Outcome:
+    """Run ``module`` once from its saved state and collect the leaves.
+
+    Random numbers inside the call start from the key, so that two processes draw the same ones where they use the same
+    generators in the same order.
+    """
+    snapshot.restore(module)
+    args, kwargs = prepare_inputs(args, kwargs, options)
+    before = {path: tensor.detach().clone() for path, tensor in structure.tensors((args, kwargs))}
+    torch.manual_seed(options.key & 0x7FFFFFFF)
+    with call_context(options):
+        value = module(*args, **kwargs)
+        leaves = output_leaves(value)
+        if options.grad:
+            leaves += gradient_leaves(module, value, args, kwargs, options)
+    outcome = Outcome(leaves, structure.describe(value))
+    outcome.leaves += [(f"state:{key}", tensor) for key, tensor in snapshot.changed(module)]
+    for path, tensor in structure.tensors((args, kwargs)):
+        if not same(before[path], tensor.detach()):
+            outcome.leaves.append((f"input{path}", tensor.detach()))
+    return outcome
+
+
+def output_leaves(value: Any) -> list[tuple[str, torch.Tensor]]:
+    """Return the returned value's tensors and numbers as named tensors."""
+    leaves: list[tuple[str, torch.Tensor]] = []
+    for leaf in structure.flatten(value, "out"):
+        if leaf.is_tensor:
+            tensor = leaf.value.detach()
+            leaves.append((leaf.path, tensor.to_dense() if tensor.layout != torch.strided else tensor))
+        elif isinstance(leaf.value, bool | int | float):
+            kind = torch.float64 if isinstance(leaf.value, float) else torch.int64
+            leaves.append((leaf.path, torch.tensor(leaf.value, dtype=kind)))
+    return leaves
+
+
+def gradient_leaves(
+    module: torch.nn.Module, value: Any, args: list[Any], kwargs: dict[str, Any], options: CallOptions
+) -> list[tuple[str, torch.Tensor]]:
+    """Backpropagate a cotangent that depends on the key only; return the gradient of every leaf that has one."""
+    outputs = [tensor for _, tensor in structure.tensors(value) if tensor.requires_grad]
+    if not outputs:
+        return []
+    generator = torch.Generator().manual_seed((options.key ^ 0x5DEECE66D) & 0x7FFFFFFF)
+    cotangents = [
+        torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.device, tensor.dtype)
+        for tensor in outputs
+    ]
+    torch.autograd.backward(outputs, cotangents)
+    leaves = [
+        (f"grad:input{path}", tensor.grad)
+        for path, tensor in structure.tensors((args, kwargs))
+        if tensor.grad is not None
+    ]
+    leaves += [(f"grad:param.{key}", p.grad) for key, p in module.named_parameters() if p.grad is not None]
+    return leaves

@@ -1,0 +1,54 @@
+"""Which ATen operators one call dispatches, with shapes: the raw material of ``coverage_estimate``.
+
+Recorded below autograd by a dispatch mode, for reference and candidate alike, so that what the candidate still leaves to
+torch can be set against what the reference does. Triton launches are no operators and do not show; allocation, metadata
+and the interpreter's own storage moves are left out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from drk.gym.runner.transfer import dtype_name
+
+MAX_ROWS = 5000
+_FREE = {"set_", "resize_", "lift", "is_same_size", "_local_scalar_dense", "record_stream"}
+
+
+class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves __init_subclass__ bare
+    """Collects one row per dispatched operator: name, operand and result shapes with dtypes."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.rows: list[dict[str, Any]] = []
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        # Without this, torch imports all of dynamo (seconds) to keep it away from this mode.
+        return False
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Run the operator and note it."""
+        result = func(*args, **(kwargs or {}))
+        name = func._schema.name.removeprefix("aten::")
+        if not name.startswith(("empty", "new_empty")) and name not in _FREE and len(self.rows) < MAX_ROWS:
+            self.rows.append({"op": name, "operands": _metas((args, kwargs)), "results": _metas(result)})
+        return result
+
+
+def _metas(value: Any) -> list[list[Any]]:
+    return [[list(leaf.shape), dtype_name(leaf.dtype)] for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
+
+
+def record(call: Callable[[], Any]) -> list[dict[str, Any]]:
+    """Run ``call`` without gradients and return its operators."""
+    with torch.no_grad(), OperatorLog() as log:
+        call()
+    return list(log.rows)

@@ -1,0 +1,252 @@
+"""A Runner's life: commands from the Judge, one at a time, answered with JSON.
+
+Reference and Candidate Runners speak the same commands, so that what is measured is symmetric:
+
+========== ==========================================================================================
+load       import the reference (and, in a Candidate Runner, the candidate) and build the module
+state_out  lay out the reference's state for copying; ``write`` then puts it into sealed memory
+state_in   copy weights from sealed memory into the candidate (or convert, or keep the seeded ones)
+run        draw inputs from the key, call once, keep the leaves, answer their layout
+write      write what the last command laid out to the descriptor that comes along
+========== ==========================================================================================
+
+``prepare``, ``go`` (:mod:`drk.gym.runner.timing`), ``profile``, ``capture`` and ``compile`` join them. Nothing that
+this process says is trusted; the Judge checks lengths, shapes and values, and reads its own clock.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drk.gym.arena import map_read_only
+from drk.gym.runner import capture as graph_capture
+from drk.gym.runner import execute, loading, operators, structure, transfer, values
+from drk.gym.runner.execute import CallOptions, StateSnapshot
+
+Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
+
+
+class Session:
+    """State of one Runner. ``role`` is ``reference`` or ``candidate``."""
+
+    def __init__(self, mode: str, role: str, scratch: Path, arena_fd: int) -> None:
+        self.mode = mode
+        self.role = role
+        self.scratch = scratch
+        self.arena_fd = arena_fd
+        self.device = "cpu"
+        self.meta: dict[str, Any] = {}
+        self.reference: loading.Reference | None = None
+        self.module: torch.nn.Module | None = None
+        self.snapshot = StateSnapshot({})
+        self.truth: torch.nn.Module | None = None
+        self.truth_snapshot = StateSnapshot({})
+        self.reduce: dict[str, Any] | None = None
+        self.pending: list[tuple[str, torch.Tensor]] = []
+        self.layout: list[dict[str, Any]] = []
+        self.extra: dict[str, Any] = {}
+        self.stack = contextlib.ExitStack()
+        self.before_run: Callable[[], None] = lambda: None
+
+    # --- loading -----------------------------------------------------------------------------------------
+
+    def load(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Import and build. ``message``: ``meta`` (task without sources), ``device``, ``seed``."""
+        self.meta, self.device = message["meta"], message["device"]
+        set_precision(message.get("precision", "match"))
+        source_root = self.scratch / "src"
+        seed = int(message["seed"])
+        if self.role == "reference":
+            self.reference = loading.load_reference(self.meta, source_root, seed=seed, device=self.device)
+            self.adopt(self.reference.module)
+        else:
+            self.reference = loading.load_namespace(self.meta, source_root)
+            self.adopt(
+                loading.build_candidate(
+                    self.scratch / "candidate.py", self.meta, self.reference, seed=seed, device=self.device
+                )
+            )
+        return {"state": self.state_layout(), "kind": type(self.built).__name__}
+
+    def adopt(self, module: torch.nn.Module) -> None:
+        """Make ``module`` the one under test, in the task's mode."""
+        module.train(self.meta.get("mode") == "train")
+        self.module = module
+        self.snapshot = StateSnapshot.take(module)
+        self.truth = None
+
+    @property
+    def built(self) -> torch.nn.Module:
+        """The module under test."""
+        if self.module is None:
+            raise RuntimeError("nothing is loaded yet")
+        return self.module
+
+    def state_layout(self) -> list[dict[str, Any]]:
+        """Describe the module's ``state_dict``: key, shape, dtype."""
+        rows, _ = transfer.plan_layout(
+            [(key, value) for key, value in self.built.state_dict().items() if isinstance(value, torch.Tensor)]
+        )
+        return rows
+
+    # --- weights -----------------------------------------------------------------------------------------
+
+    def state_out(self, _message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Lay out the state for :meth:`write`."""
+        state = self.built.state_dict()
+        return self.offer([(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)])
+
+    def state_in(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Copy the reference's weights in; say how: ``copied``, ``converted`` or ``seeded``."""
+        layout = message["layout"]
+        state = read_state(fds[0], layout, message["bytes"])
+        own = {row["name"]: (row["shape"], row["dtype"]) for row in self.state_layout()}
+        theirs = {row["name"]: (row["shape"], row["dtype"]) for row in layout}
+        how = "copied"
+        if own == theirs:
+            if state:
+                self.built.load_state_dict({key: value.to(self.device) for key, value in state.items()}, strict=True)
+        elif callable(getattr(type(self.built), "from_reference", None)):
+            self.adopt(self.convert(state))
+            how = "converted"
+        else:
+            how = "seeded"
+        self.adopt(self.built)
+        return {
+            "weights": how,
+            "missing": sorted(set(theirs) - set(own))[:20],
+            "unexpected": sorted(set(own) - set(theirs))[:20],
+            "mismatched": sorted(key for key in set(own) & set(theirs) if own[key] != theirs[key])[:20],
+        }
+
+    def convert(self, state: dict[str, torch.Tensor]) -> torch.nn.Module:
+        """Build the reference with ``state`` here and let the candidate's class convert it."""
+        reference = loading.load_reference(self.meta, self.scratch / "src", seed=0, device=self.device).module
+        reference.load_state_dict({key: value.to(self.device) for key, value in state.items()}, strict=True)
+        converted = type(self.built).from_reference(reference)  # type: ignore[attr-defined]
+        if not isinstance(converted, torch.nn.Module):
+            raise TypeError("ModelNew.from_reference did not return a module")
+        return converted.to(self.device)
+
+    # --- running -----------------------------------------------------------------------------------------
+
+    def draw(self, key: int) -> tuple[list[Any], dict[str, Any]]:
+        """Draw this key's inputs on the device."""
+        return values.draw_inputs(
+            self.meta["inputs"], key, self.device, reference=self.reference, reduce=self.reduce, tensors=self.tensors()
+        )
+
+    def tensors(self) -> Path | None:
+        """Return the safetensors file that came with the task, if any."""
+        path = self.scratch / "tensors.safetensors"
+        return path if path.exists() else None
+
+    def run(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Call once. ``message``: ``key``, ``variant`` (``native`` | ``float64``), ``grad``."""
+        options = CallOptions(
+            variant=message.get("variant", "native"),
+            grad=bool(message.get("grad")),
+            autocast=message.get("autocast") or self.meta.get("autocast"),
+            device=self.device,
+            key=int(message["key"]),
+        )
+        module, snapshot = self.built, self.snapshot
+        if options.variant == "float64":
+            module, snapshot = self.truth_module()
+        args, kwargs = self.draw(options.key)
+        self.before_run()
+        outcome = execute.call(module, snapshot, args, kwargs, options)
+        answer = self.offer(outcome.leaves)
+        answer["description"] = outcome.description
+        answer["inputs"] = [
+            {"path": path, **structure.describe_tensor(tensor)} for path, tensor in structure.tensors((args, kwargs))
+        ]
+        return answer
+
+    def truth_module(self) -> tuple[torch.nn.Module, StateSnapshot]:
+        """Return the float64 copy of the module, made at first use."""
+        if self.truth is None:
+            self.snapshot.restore(self.built)
+            self.truth = copy.deepcopy(self.built).double()
+            self.truth_snapshot = StateSnapshot.take(self.truth)
+        return self.truth, self.truth_snapshot
+
+    def plan_reduction(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Find how inputs can shrink for the interpreter (Reference Runner)."""
+        args, kwargs = self.draw(int(message["key"]))
+
+        def forward(*call_args: Any, **call_kwargs: Any) -> Any:
+            self.snapshot.restore(self.built)
+            with torch.no_grad():
+                return self.built(*call_args, **call_kwargs)
+
+        plan = values.reduce_plan(forward, args, kwargs, int(message["elements"]))
+        self.snapshot.restore(self.built)
+        return {"plan": plan}
+
+    def set_reduction(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Use a reduction plan from now on."""
+        self.reduce = message["plan"]
+        return {}
+
+    def capture(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Return the ATen graph of one call at full size."""
+        reduce, self.reduce = self.reduce, None
+        try:
+            args, kwargs = self.draw(int(message["key"]))
+        finally:
+            self.reduce = reduce
+        self.snapshot.restore(self.built)
+        with torch.no_grad():
+            return {"graph": graph_capture.capture(self.built, args, kwargs)}
+
+    def operators(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Return the ATen operators of one call, for the coverage estimate."""
+        args, kwargs = self.draw(int(message["key"]))
+        self.snapshot.restore(self.built)
+        self.before_run()
+        return {"rows": operators.record(lambda: self.built(*args, **kwargs))}
+
+    # --- transfer ----------------------------------------------------------------------------------------
+
+    def offer(self, named: list[tuple[str, torch.Tensor]]) -> dict[str, Any]:
+        """Keep tensors for :meth:`write` and answer their layout and strides."""
+        self.pending = named
+        self.layout, size = transfer.plan_layout(named)
+        strides = [list(tensor.stride()) for _, tensor in named]
+        return {"layout": self.layout, "bytes": size, "strides": strides}
+
+    def write(self, _message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
+        """Write the pending tensors to the arena, or to the descriptor that came along."""
+        transfer.write_tensors(fds[0] if fds else self.arena_fd, self.pending, self.layout)
+        self.pending = []
+        return {}
+
+
+def read_state(fd: int, layout: list[dict[str, Any]], size_bytes: int) -> dict[str, torch.Tensor]:
+    """Copy a state out of sealed memory; the Judge made the layout."""
+    if not size_bytes:
+        return {}
+    view = memoryview(map_read_only(fd, size_bytes))
+    state = {}
+    for row in layout:
+        raw = bytearray(view[row["offset"] : row["offset"] + row["bytes"]])
+        dtype = transfer.dtype_of(row["dtype"])
+        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
+        state[row["name"]] = flat.reshape(row["shape"])
+    return state
+
+
+def set_precision(policy: str) -> None:
+    """Set PyTorch's matmul precision for a policy; ``match`` leaves the user's own flags alone."""
+    if policy == "match":
+        return
+    allowed = policy in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed

@@ -1,0 +1,115 @@
+"""Timed runs in a Runner: ``warm``, ``prepare`` (fresh values, cold cache), ``go`` (the window), ``outputs``.
+
+Both Runners run this same code, so what it costs falls on baseline and candidate alike. The event time it answers is a
+claim: the Judge holds it against its own clock, which spans ``go`` only.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drk.gym.runner import execute, structure
+from drk.gym.runner.execute import CallOptions
+
+if TYPE_CHECKING:
+    from drk.gym.runner.session import Session
+
+MIN_WARM_CALLS = 3
+MAX_WARM_CALLS = 20
+MAX_WARM_S = 10.0
+ROTATING_LIMIT_BYTES = 2**31
+
+
+class Timer:
+    """Times the module of a session, or its compiled forms."""
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self.forms: dict[str, Callable[..., Any]] = {}
+        self.calls: list[tuple[list[Any], dict[str, Any]]] = []
+        self.values: list[Any] = []
+        self.form = "eager"
+        self.flush: torch.Tensor | None = None
+
+    # --- warm-up -----------------------------------------------------------------------------------------
+
+    def warm(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Call a form until it is steady; answer its rough latency in seconds and the first call's time."""
+        form, key = message["form"], int(message["key"])
+        forward = self._form(form)
+        args, kwargs = self.session.draw(key)
+        options = self._options(key)
+        times: list[float] = []
+        start = time.perf_counter()
+        while len(times) < MAX_WARM_CALLS and time.perf_counter() - start < MAX_WARM_S:
+            self.session.snapshot.restore(self.session.built)
+            torch.cuda.synchronize()
+            before = time.perf_counter()
+            with execute.call_context(options):
+                forward(*args, **kwargs)
+            torch.cuda.synchronize()
+            times.append(time.perf_counter() - before)
+            if len(times) >= MIN_WARM_CALLS and times[-1] > 0.7 * times[-2] and sum(times[1:]) > 0.025:
+                break
+        return {"first_s": times[0], "latency_s": min(times), "calls": len(times), "input_bytes": _size(args, kwargs)}
+
+    def _form(self, name: str) -> Callable[..., Any]:
+        if name not in self.forms:
+            module = self.session.built
+            if name == "eager":
+                self.forms[name] = module
+            elif name == "compile":
+                self.forms[name] = torch.compile(module)
+            elif name == "max_autotune":
+                self.forms[name] = torch.compile(module, mode="max-autotune-no-cudagraphs")
+            else:
+                raise ValueError(f"unknown form {name!r}")
+        return self.forms[name]
+
+    def _options(self, key: int) -> CallOptions:
+        return CallOptions(autocast=self.session.meta.get("autocast"), device=self.session.device, key=key)
+
+    # --- the window --------------------------------------------------------------------------------------
+
+    def prepare(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Draw fresh inputs for each call of the coming window, restore state, empty the L2 cache."""
+        self.form = message["form"]
+        self.values = []
+        self.calls = []
+        self.session.snapshot.restore(self.session.built)
+        for key in message["keys"]:
+            self.calls.append(self.session.draw(int(key)))
+        self._flush_cache()
+        torch.cuda.synchronize()
+        return {}
+
+    def _flush_cache(self) -> None:
+        if self.flush is None:
+            l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size
+            self.flush = torch.empty(2 * l2_bytes // 4, dtype=torch.int32, device="cuda")
+        self.flush.zero_()
+
+    def go(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Run the window; answer milliseconds by events."""
+        forward, options = self._form(self.form), self._options(int(message.get("key", 0)))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        with execute.call_context(options):
+            begin.record()
+            for args, kwargs in self.calls:
+                self.values.append(forward(*args, **kwargs))
+            end.record()
+        torch.cuda.synchronize()
+        return {"event_ms": begin.elapsed_time(end)}
+
+    def outputs(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Lay out what call ``index`` of the last window returned."""
+        value = self.values[int(message["index"])]
+        return {**self.session.offer(execute.output_leaves(value)), "description": structure.describe(value)}
+
+
+def _size(args: list[Any], kwargs: dict[str, Any]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in structure.tensors((args, kwargs)))

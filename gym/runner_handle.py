@@ -1,0 +1,269 @@
+"""The Judge's handle on one Runner: start, call with a deadline, classify how it ended, clean up.
+
+Everything a Runner can do to end early is told apart here, from outside: signals, exit codes, silence, floods of memory
+or disk, frames that are none. A call never raises for what user code did; it returns an answer with ``ok`` false and an
+error whose ``kind`` is one of the stable words in :data:`KINDS`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import shutil
+import signal
+import socket
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+from drk.gym.arena import Arena
+from drk.gym.errors import ProtocolError, ZygoteError
+from drk.gym.protocol import AsyncChannel
+from drk.gym.sandbox import MemoryWatch, scratch_bytes, terminate
+from drk.gym.settings import GymSettings
+from drk.gym.zygote_client import ZygoteClient
+
+KINDS = {
+    "timeout": "it did not finish in time and was stopped",
+    "out-of-memory": "it used more memory than it may",
+    "process-flood": "it started more processes or threads than it may",
+    "disk-flood": "it wrote more to its scratch folder than it may",
+    "segfault": "it crashed with a segmentation fault",
+    "signal": "it was ended by a signal",
+    "early-exit": "it ended its process before it answered",
+    "protocol": "it wrote to drk's own channel",
+    "closed": "it was closed",
+}
+WATCH_INTERVAL_S = 0.05
+DISK_INTERVAL_S = 0.5
+
+
+class RunnerHandle:
+    """One Runner process. Made by :meth:`start`; always end it with :meth:`close`."""
+
+    def __init__(self, settings: GymSettings, role: str, scratch: Path) -> None:
+        self.settings = settings
+        self.role = role
+        self.scratch = scratch
+        self.arena = Arena(f"drk-{role}")
+        self.pid = 0
+        self.log = bytearray()
+        self.stopped_for: str | None = None
+        self._channel: AsyncChannel | None = None
+        self._exited: asyncio.Future[int] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._log_fd = -1
+        self._pidfd = -1
+        self._killer: asyncio.Task[bool] | None = None
+
+    @classmethod
+    async def start(
+        cls,
+        zygote: ZygoteClient,
+        settings: GymSettings,
+        role: str,
+        files: dict[str, bytes],
+        *,
+        gpu: str = "",
+        threads: int = 1,
+    ) -> RunnerHandle:
+        """Fork a Runner whose scratch folder holds ``files``.
+
+        Raises:
+            ZygoteError: the zygote cannot fork, or the child did not come up in its sandbox.
+        """
+        scratch = Path(tempfile.mkdtemp(prefix="drk-"))
+        handle = cls(settings, role, scratch)
+        try:
+            write_files(scratch, files)
+            await handle._fork(zygote, gpu, threads)
+        except BaseException:
+            await handle.close()
+            raise
+        return handle
+
+    async def _fork(self, zygote: ZygoteClient, gpu: str, threads: int) -> None:
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
+        self._log_fd = read_fd
+        limits = self.settings.limits
+        request = {
+            "role": self.role,
+            "gpu": gpu,
+            "threads": threads,
+            "target": self.settings.target,
+            "programs": self.settings.interpret_programs,
+            "policy": {
+                "level": self.settings.sandbox,
+                "scratch": str(self.scratch),
+                "memory_bytes": limits.memory_bytes,
+                "processes": limits.processes,
+                "file_bytes": limits.scratch_bytes,
+                "gpu": bool(gpu),
+            },
+        }
+        try:
+            with theirs:
+                fds = (theirs.fileno(), self.arena.fd, write_fd)
+                self.pid, self._exited = await zygote.fork(request, fds)
+        except BaseException:
+            ours.close()
+            raise
+        finally:
+            os.close(write_fd)
+        with contextlib.suppress(ProcessLookupError):
+            self._pidfd = os.pidfd_open(self.pid)
+        self._channel = AsyncChannel(ours)
+        self._tasks = [asyncio.create_task(self._read_log()), asyncio.create_task(self._watch())]
+        hello = await self._answer(30.0)
+        if not hello.get("ok"):
+            raise ZygoteError(f"a Runner did not start: {hello['error']['message']} {self.log_text()[-500:]}".strip())
+
+    # --- calls -------------------------------------------------------------------------------------------
+
+    async def call(
+        self, command: str, timeout_s: float, *, fds: tuple[int, ...] = (), **message: Any
+    ) -> dict[str, Any]:
+        """Send a command and return its answer; never raises for what user code did."""
+        if self._channel is None or self.stopped_for is not None:
+            return self._failure(self.stopped_for or "early-exit")
+        try:
+            await self._channel.send({"command": command, **message}, fds)
+        except OSError:
+            return await self._death()
+        return await self._answer(timeout_s)
+
+    async def _answer(self, timeout_s: float) -> dict[str, Any]:
+        assert self._channel is not None
+        try:
+            answer = await asyncio.wait_for(self._channel.receive(), timeout_s)
+        except TimeoutError:
+            self.kill("timeout")
+            return self._failure("timeout", f"no answer within {timeout_s:g} s")
+        except ProtocolError as error:
+            self.kill("protocol")
+            return self._failure("protocol", str(error))
+        except (EOFError, OSError):
+            return await self._death()
+        return check_answer(answer) or self._failure("protocol", "an answer is malformed")
+
+    async def _death(self) -> dict[str, Any]:
+        code: int | None = None
+        if self._exited is not None:
+            with contextlib.suppress(TimeoutError, ZygoteError):
+                code = await asyncio.wait_for(asyncio.shield(self._exited), 5.0)
+        if self.stopped_for is not None:
+            return self._failure(self.stopped_for)
+        self.kill("early-exit")
+        if code is not None and code < 0:
+            kind = "segfault" if -code in (signal.SIGSEGV, signal.SIGBUS) else "signal"
+            self.stopped_for = kind
+            return self._failure(kind, f"signal {signal.Signals(-code).name}")
+        return self._failure("early-exit", f"exit code {code}" if code is not None else "")
+
+    def _failure(self, kind: str, detail: str = "") -> dict[str, Any]:
+        message = KINDS[kind] + (f" ({detail})" if detail else "")
+        return {"ok": False, "died": True, "error": {"kind": kind, "message": message, "file": "", "line": None}}
+
+    def log_text(self) -> str:
+        """Return what user code printed, cut to the limit."""
+        return self.log.decode(errors="replace")
+
+    # --- watching and ending -----------------------------------------------------------------------------
+
+    async def _read_log(self) -> None:
+        loop = asyncio.get_running_loop()
+        os.set_blocking(self._log_fd, False)
+        ready: asyncio.Event = asyncio.Event()
+        loop.add_reader(self._log_fd, ready.set)
+        try:
+            while True:
+                await ready.wait()
+                ready.clear()
+                with contextlib.suppress(BlockingIOError):
+                    data = os.read(self._log_fd, 65536)
+                    if not data:
+                        return
+                    room = self.settings.limits.log_bytes - len(self.log)
+                    self.log += data[: max(room, 0)]
+                    ready.set()
+                    await asyncio.sleep(0)
+        finally:
+            loop.remove_reader(self._log_fd)
+
+    async def _watch(self) -> None:
+        limits = self.settings.limits
+        watch = MemoryWatch(self.pid, limits.memory_bytes)
+        next_disk = time.monotonic() + DISK_INTERVAL_S
+        while self.stopped_for is None:
+            await asyncio.sleep(WATCH_INTERVAL_S)
+            watch.baseline_bytes = self.arena.size_bytes
+            usage = await asyncio.to_thread(watch.usage)
+            if usage.memory_bytes > limits.memory_bytes:
+                self.kill("out-of-memory")
+            elif usage.processes > limits.processes:
+                self.kill("process-flood")
+            elif time.monotonic() >= next_disk:
+                next_disk = time.monotonic() + DISK_INTERVAL_S
+                if await asyncio.to_thread(scratch_bytes, self.scratch) + usage.unlinked_bytes > limits.scratch_bytes:
+                    self.kill("disk-flood")
+
+    def kill(self, why: str) -> None:
+        """Begin to end the Runner and all its descendants; :meth:`close` waits until they are gone."""
+        if self.stopped_for is None:
+            self.stopped_for = why
+        if self._pidfd >= 0 and self._killer is None:
+            self._killer = asyncio.create_task(asyncio.to_thread(terminate, self.pid, self._pidfd))
+
+    async def close(self) -> None:
+        """End the Runner if it still lives, wait for it, and remove every trace."""
+        self.kill("closed")
+        for task in self._tasks:
+            task.cancel()
+        for task in self._tasks:
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+        if self._exited is not None:
+            with contextlib.suppress(TimeoutError, ZygoteError):
+                await asyncio.wait_for(self._exited, 5.0)
+        if self._killer is not None:
+            await self._killer
+        if self._pidfd >= 0:
+            os.close(self._pidfd)
+            self._pidfd = -1
+        if self._channel is not None:
+            self._channel.close()
+        if self._log_fd >= 0:
+            os.close(self._log_fd)
+            self._log_fd = -1
+        self.arena.close()
+        await asyncio.to_thread(shutil.rmtree, self.scratch, ignore_errors=True)
+
+
+def write_files(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files below ``folder``; paths were checked when the task was read."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+
+
+def check_answer(answer: dict[str, Any]) -> dict[str, Any] | None:
+    """Return the answer if it has the form that handlers give, else None."""
+    if answer.get("ok") is True:
+        return answer
+    error = answer.get("error")
+    if answer.get("ok") is not False or not isinstance(error, dict):
+        return None
+    line = error.get("line")
+    return {
+        "ok": False,
+        "error": {
+            "kind": str(error.get("kind", "exception"))[:60],
+            "message": str(error.get("message", ""))[:4000],
+            "file": str(error.get("file", ""))[:400],
+            "line": line if isinstance(line, int) else None,
+        },
+    }

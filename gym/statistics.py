@@ -1,0 +1,63 @@
+"""Intervals for paired measurements: median of ratios with a bootstrap interval (DESIGN 4.6).
+
+Sequential means of baseline and candidate carry clock drift into the ratio; pairs taken next to each other, in random
+order, do not. The percentile bootstrap over pairs covered 92-95 % in simulation (notes/gym-engine.md section 5).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from drk.gym.schema import Interval, Latency
+
+RESAMPLES = 400
+CONFIDENCE = 0.95
+
+
+def _median_interval(values: np.ndarray, seed: int) -> tuple[float, float, float]:
+    generator = np.random.default_rng(seed)
+    draws = generator.integers(0, len(values), size=(RESAMPLES, len(values)))
+    medians = np.median(values[draws], axis=1)
+    tail = (1 - CONFIDENCE) / 2
+    low, high = np.quantile(medians, [tail, 1 - tail])
+    return float(np.median(values)), float(low), float(high)
+
+
+def ratio_interval(baseline: Sequence[float], candidate: Sequence[float], *, seed: int = 0) -> Interval:
+    """Return the speed-up of ``candidate`` over ``baseline`` from times measured in pairs.
+
+    Args:
+        baseline: times of the baseline, one per pair, in any unit.
+        candidate: times of the candidate, same order and unit.
+        seed: of the bootstrap's resampling.
+
+    Raises:
+        ValueError: the lengths differ or are zero, or a time is not positive.
+    """
+    top, bottom = np.asarray(baseline, dtype=float), np.asarray(candidate, dtype=float)
+    if top.shape != bottom.shape or not top.size:
+        raise ValueError("pairs need as many baseline as candidate times, at least one")
+    if (top <= 0).any() or (bottom <= 0).any():
+        raise ValueError("times must be positive")
+    value, low, high = _median_interval(top / bottom, seed)
+    return Interval(value=value, low=low, high=high, pairs=int(top.size))
+
+
+def latency(times_ms: Sequence[float], *, seed: int = 0) -> Latency:
+    """Return median and interval of latencies in milliseconds.
+
+    Raises:
+        ValueError: there are none.
+    """
+    values = np.asarray(times_ms, dtype=float)
+    if not values.size:
+        raise ValueError("no times")
+    return Latency(*_median_interval(values, seed))
+
+
+def settled(interval: Interval, halfwidth: float) -> bool:
+    """Whether the interval is within ``halfwidth`` (relative) of its median on both sides."""
+    spread = max(interval.high - interval.value, interval.value - interval.low)
+    return spread <= halfwidth * interval.value

@@ -1,0 +1,150 @@
+"""The Judge's side of a zygote: start it, ask for forks, learn of exits, end it.
+
+The zygote lives no longer than the command: closing its control socket (also by our death) makes it kill its Runners
+and leave.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import socket
+import subprocess
+import sys
+from typing import Any
+
+from drk.gym.errors import ProtocolError, SandboxUnavailable, ZygoteError
+from drk.gym.protocol import AsyncChannel
+
+START_S = 90.0
+FORK_S = 20.0
+_THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEXPR_NUM_THREADS")
+
+
+def zygote_environment(mode: str) -> dict[str, str]:
+    """Return the environment of a zygote: ours, one thread, no GPU in sight, the interpreter where asked for."""
+    environment = dict(os.environ)
+    environment.update(dict.fromkeys(_THREADS, "1"))
+    environment["CUDA_VISIBLE_DEVICES"] = ""
+    environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"
+    environment.pop("TRITON_INTERPRET", None)
+    if mode == "interpret":
+        environment["TRITON_INTERPRET"] = "1"
+    return environment
+
+
+class ZygoteClient:
+    """One running zygote. Make it with :meth:`start`."""
+
+    def __init__(self, mode: str, process: subprocess.Popen[bytes], channel: AsyncChannel) -> None:
+        self.mode = mode
+        self.process = process
+        self._channel = channel
+        self._next_id = 0
+        self._forked: dict[int, asyncio.Future[int]] = {}
+        self._exited: dict[int, asyncio.Future[int]] = {}
+        self._reader: asyncio.Task[None] | None = None
+
+    @classmethod
+    async def start(cls, mode: str, level: str) -> ZygoteClient:
+        """Start a zygote and wait until it is warm.
+
+        Raises:
+            SandboxUnavailable: this machine cannot give the sandbox level that was asked for.
+            ZygoteError: it did not come up; the message holds the end of what it printed.
+        """
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        with theirs:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "drk.gym.zygote", mode, level, str(theirs.fileno())],
+                env=zygote_environment(mode),
+                pass_fds=(theirs.fileno(),),
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                stderr=None,
+                start_new_session=True,
+            )
+        client = cls(mode, process, AsyncChannel(ours))
+        try:
+            hello = await asyncio.wait_for(client._channel.receive(), START_S)
+        except (EOFError, TimeoutError, ConnectionError) as error:
+            raise ZygoteError(f"the {mode} zygote did not start: {client._last_words()}") from error
+        if hello.get("ready") is not True:
+            await client.close()
+            raise SandboxUnavailable(str(hello.get("error")), help=str(hello.get("help")))
+        if hello.get("threads") != 1:
+            await client.close()
+            raise ZygoteError(f"the {mode} zygote holds {hello.get('threads')} threads; forking would be unsafe")
+        client._reader = asyncio.create_task(client._read())
+        return client
+
+    def _last_words(self) -> str:
+        self.process.kill()
+        _, stderr = self.process.communicate()
+        lines = stderr.decode(errors="replace").strip().splitlines()
+        return lines[-1] if lines else f"exit code {self.process.returncode}"
+
+    async def _read(self) -> None:
+        try:
+            while True:
+                self._dispatch(await self._channel.receive())
+        except (EOFError, ConnectionError, ProtocolError):
+            error = ZygoteError(f"the {self.mode} zygote died")
+            for future in (*self._forked.values(), *self._exited.values()):
+                if not future.done():
+                    future.set_exception(error)
+                    future.exception()
+
+    def _dispatch(self, message: dict[str, Any]) -> None:
+        if "forked" in message:
+            future = self._forked.pop(message["forked"], None)
+            if future is not None and not future.done():
+                if "pid" in message:
+                    future.set_result(message["pid"])
+                else:
+                    future.set_exception(ZygoteError(str(message.get("error"))))
+        elif "exited" in message:
+            exited = self._exited.pop(message["exited"], None)
+            if exited is not None and not exited.done():
+                exited.set_result(message["code"])
+
+    @property
+    def alive(self) -> bool:
+        """Whether the zygote can be asked for another fork."""
+        return self.process.poll() is None and self._reader is not None and not self._reader.done()
+
+    async def fork(self, request: dict[str, Any], fds: tuple[int, int, int]) -> tuple[int, asyncio.Future[int]]:
+        """Fork a Runner; return its pid and a future of its exit code (negative: the signal that ended it).
+
+        Raises:
+            ZygoteError: the zygote is gone or refused.
+        """
+        loop = asyncio.get_running_loop()
+        self._next_id += 1
+        identifier = self._next_id
+        forked: asyncio.Future[int] = loop.create_future()
+        exited: asyncio.Future[int] = loop.create_future()
+        self._forked[identifier], self._exited[identifier] = forked, exited
+        try:
+            await self._channel.send({**request, "id": identifier}, fds)
+            pid = await asyncio.wait_for(forked, FORK_S)
+        except (TimeoutError, ConnectionError, OSError) as error:
+            self._exited.pop(identifier, None)
+            raise ZygoteError(f"the {self.mode} zygote does not answer") from error
+        return pid, exited
+
+    async def close(self) -> None:
+        """End the zygote and everything that it forked."""
+        self._channel.close()
+        if self._reader is not None:
+            self._reader.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await self._reader
+        try:
+            await asyncio.to_thread(self.process.wait, 5.0)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            await asyncio.to_thread(self.process.wait)
+        if self.process.stderr is not None:
+            self.process.stderr.close()

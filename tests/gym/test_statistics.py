@@ -1,0 +1,42 @@
+"""Intervals of paired ratios: coverage by simulation, drift, bad input."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from drk.gym.statistics import latency, ratio_interval, settled
+
+
+def test_drift_cancels_in_pairs() -> None:
+    drift = np.linspace(1.0, 1.5, 100)
+    interval = ratio_interval(list(2.0 * drift), list(1.0 * drift))
+    assert interval.value == pytest.approx(2.0) and interval.low == pytest.approx(2.0) and interval.pairs == 100
+
+
+def test_interval_covers_the_truth_about_as_often_as_it_says() -> None:
+    generator = np.random.default_rng(7)
+    hits = 0
+    for trial in range(200):
+        base = generator.normal(1.0, 0.02, 60)
+        mine = generator.normal(1.0, 0.02, 60)
+        interval = ratio_interval(list(base), list(mine), seed=trial)
+        hits += interval.low <= 1.0 <= interval.high
+    assert 175 <= hits <= 200
+
+
+def test_settled_needs_both_sides() -> None:
+    tight = ratio_interval([2.0] * 20, [1.0] * 20)
+    assert settled(tight, 0.01)
+    wide = ratio_interval([1.0, 3.0] * 10, [1.0] * 20)
+    assert not settled(wide, 0.01)
+
+
+@pytest.mark.parametrize(("base", "mine"), [([], []), ([1.0], [1.0, 2.0]), ([1.0], [0.0]), ([-1.0], [1.0])])
+def test_bad_times_are_refused(base: list[float], mine: list[float]) -> None:
+    with pytest.raises(ValueError, match="times"):
+        ratio_interval(base, mine)
+
+
+def test_latency_orders_its_bounds() -> None:
+    found = latency([1.0, 1.1, 0.9, 1.0, 5.0])
+    assert found.low <= found.median <= found.high and found.median == 1.0
