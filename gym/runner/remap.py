@@ -22,9 +22,9 @@ from torch.utils import _device as torch_device_context
 
 from drk.gym.devices import device_facts
 from drk.gym.runner.cuda_stand_in import accelerator_members, nvtx_members, torch_cuda_members
+from drk.gym.runner.patching import replace_attribute
 
 _CUDA = re.compile(r"cuda(:\d+)?")
-_ABSENT = object()
 _CPU = torch.device("cpu")
 
 
@@ -118,20 +118,6 @@ _METHODS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "to": _to,
     "type": _type,
 }
-
-
-def replace_attribute(stack: contextlib.ExitStack, owner: Any, name: str, value: Any) -> None:
-    """Set ``owner.name`` until ``stack`` closes; a name that was absent is deleted again."""
-    before = vars(owner).get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name, _ABSENT)
-
-    def restore() -> None:
-        if before is _ABSENT:
-            delattr(owner, name)
-        else:
-            setattr(owner, name, before)
-
-    setattr(owner, name, value)
-    stack.callback(restore)
 
 
 @contextlib.contextmanager
