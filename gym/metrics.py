@@ -22,7 +22,7 @@ from typing import Literal, TypeVar
 import numpy as np
 
 from drk.gym.errors import HostError
-from drk.gym.reward import Baseline, earned, measured_speedup
+from drk.gym.reward import Baseline, dishonest, earned, measured_speedup
 from drk.gym.schema import Verdict
 
 Among = Literal["all", "correct"]
@@ -81,7 +81,7 @@ def outcome(
     """
     if verdict.status == "error":
         raise HostError("a fault of the host is no outcome", help="judge the candidate again")
-    hacked = verdict.honest is False or any(flag.severity == "fraud" for flag in verdict.flags)
+    hacked = dishonest(verdict)
     correct = earned(verdict)
     speed = measured_speedup(verdict, baseline, bound=bound) if correct else None
     return Outcome(problem, sample, turn, correct, speed, hacked)

@@ -125,8 +125,12 @@ def reward_parts(
 
 def earned(verdict: Verdict) -> bool:
     """Whether the candidate is accepted, correct, and free of fraud: what anything is paid for."""
-    fraud = verdict.honest is False or any(flag.severity == "fraud" for flag in verdict.flags)
-    return verdict.accepted and verdict.correct and not fraud
+    return verdict.accepted and verdict.correct and not dishonest(verdict)
+
+
+def dishonest(verdict: Verdict) -> bool:
+    """Whether there is proof of fraud; false where honesty was not judged."""
+    return verdict.honest is False or any(flag.severity == "fraud" for flag in verdict.flags)
 
 
 def measured_speedup(
@@ -182,8 +186,7 @@ def _coverage(verdict: Verdict, options: RewardOptions) -> float:
 
 def _failure_step(verdict: Verdict) -> float:
     """The ladder below success. A crash at run time stands with a wrong result: both compiled."""
-    dishonest = verdict.honest is False or any(flag.severity == "fraud" for flag in verdict.flags)
     timed_out = verdict.error is not None and "timeout" in verdict.error.kind
-    if dishonest or timed_out or verdict.reached is None:
+    if dishonest(verdict) or timed_out or verdict.reached is None:
         return -1.0
     return -0.3 if RUNGS.index(verdict.reached) >= RUNGS.index("compiled") else -0.5

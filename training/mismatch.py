@@ -215,7 +215,7 @@ def ratio_statistics(
             "fraction_high": (values > high).to(torch.float32).mean(),
             "effective_share": clamped.mean().square() / clamped.square().mean(),
             "turn_mean": rows.mean(),
-            "turn_std": rows.std() if rows.numel() > 1 else torch.zeros(()),
+            "turn_std": rows.std() if rows.numel() > 1 else rows.new_zeros(()),
             "turn_min": rows.min(),
             "turn_max": rows.max(),
             "turn_max_deviation": (rows - 1).abs().max(),

@@ -212,8 +212,8 @@ def batch_mask(
 ) -> Tensor:
     """Return the ``mask`` for :func:`drk.training.advantages.turn_advantages` under ``rules``, bool ``[R]``.
 
-    :func:`turn_mask`, then :func:`last_turn_filter` over what it leaves, each where ``rules`` ask for it. Here ``sample``
-    need be unique within its prompt only.
+    :func:`turn_mask`, then :func:`last_turn_filter` over what it leaves, each where ``rules`` ask for it. Here
+    ``sample`` need be unique within its prompt only.
 
     Raises:
         ShapeError: lengths differ.

@@ -108,6 +108,19 @@ def test_speed_is_paid_by_the_lower_end_of_its_interval():
     assert reward(verdict, options=RewardOptions(bound="value")) == 3.0
 
 
+def test_parts_of_a_failure_are_nothing():
+    for verdict in FAILURES:
+        parts = reward_parts(verdict)
+        assert (parts.correct, parts.speedup, parts.coverage, parts.total) == (0.0, 0.0, 0.0, 0.0)
+
+
+def test_shares_beyond_their_range_are_clamped_and_floors_include_their_bound():
+    assert reward(accepted(1.0, 1.25)) == 3.0
+    assert reward(accepted(1.0, -0.25)) == 2.0
+    assert reward(accepted(1.0, 0.0), options=RewardOptions(floor=1.0)) == 2.0
+    assert reward(accepted(0.0, 0.0)) == 1.0
+
+
 def test_the_baseline_is_the_one_named():
     speedups = Speedups(eager=exactly(2.0), compile=exactly(1.25))
     verdict = accepted(speedups=speedups, headline="compile", coverage=0.0)
@@ -153,6 +166,9 @@ def test_labels_cost_nothing_and_fraud_flags_do():
     label = Flag("torch-call", "delegation", "label", "census")
     assert reward(accepted(flags=(label,))) == reward(accepted())
     assert reward(accepted(flags=(FRAUD,))) == 0.0
+    either = (accepted(honest=False), accepted(flags=(label, FRAUD)))
+    assert [reward(verdict) for verdict in either] == [0.0, 0.0]
+    assert [reward(verdict, form="ladder") for verdict in either] == [-1.0, -1.0]
     assert reward(accepted(honest=None)) == reward(accepted())  # not judged is not dishonest
 
 
