@@ -23,7 +23,6 @@ from drk.assistant.errors import ExitCode, TargetError
 from drk.assistant.intake import resolve_target
 from drk.assistant.settings import Settings, load_settings
 from drk.assistant.verdict_text import verdict_text
-from drk.gym.evaluate import evaluate_async
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.settings import GymSettings, Timing
 from drk.gym.wire import MAX_SOURCE_BYTES, verdict_to_json
@@ -72,6 +71,8 @@ async def judge(task: Task, candidate: Candidate, settings: Settings, *, timing:
         drk.gym.errors.TaskError: the reference itself cannot be judged.
         drk.gym.errors.HostError: the gym or this machine failed.
     """
+    from drk.gym.engine import evaluate_async  # brings torch: not needed to say that a file is missing
+
     gym_settings = GymSettings(
         device=settings.device,
         target=settings.target,

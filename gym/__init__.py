@@ -16,8 +16,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from drk.gym.engine import Gym, Inspection, evaluate, evaluate_async
     from drk.gym.errors import BundleError, DeviceError, GymError, HostError, SandboxUnavailable, TaskError
-    from drk.gym.evaluate import Gym, Inspection, evaluate, evaluate_async
     from drk.gym.schema import Candidate, Task, Verdict
     from drk.gym.settings import GymSettings, Limits, Timing
 
@@ -25,19 +25,19 @@ _HOMES = {
     "BundleError": "errors",
     "Candidate": "schema",
     "DeviceError": "errors",
-    "Gym": "evaluate",
+    "Gym": "engine",
     "GymError": "errors",
     "GymSettings": "settings",
     "HostError": "errors",
-    "Inspection": "evaluate",
+    "Inspection": "engine",
     "Limits": "settings",
     "SandboxUnavailable": "errors",
     "Task": "schema",
     "TaskError": "errors",
     "Timing": "settings",
     "Verdict": "schema",
-    "evaluate": "evaluate",
-    "evaluate_async": "evaluate",
+    "evaluate": "engine",
+    "evaluate_async": "engine",
 }
 
 __all__ = [

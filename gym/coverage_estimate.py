@@ -1,8 +1,8 @@
 """How much of the reference's work the candidate's own kernels take over, estimated from shapes (DESIGN 4.2).
 
-Both calls' ATen operators are costed by the same roofline (bytes moved, FLOPs, the target's data sheet). The estimate is
-``1 - left / total``, where ``left`` is what the candidate still leaves to torch. It is an estimate: launch gaps, caches
-and the quality of either kernel are not in it. A measured coverage needs a GPU.
+Both calls' ATen operators are costed by the same roofline (bytes moved, FLOPs, the target's data sheet). The estimate
+is ``1 - left / total``, where ``left`` is what the candidate still leaves to torch. It is an estimate: launch gaps,
+caches and the quality of either kernel are not in it. A measured coverage needs a GPU.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ from drk.gym.schema import (
 from drk.gym.wire import MAX_SOURCE_BYTES, candidate_id, task_id
 
 if TYPE_CHECKING:
-    from drk.gym.evaluate import Gym
+    from drk.gym.engine import Gym
     from drk.gym.offline_compile import OfflineCompile
 
 

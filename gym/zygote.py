@@ -5,8 +5,8 @@ has never touched CUDA (a forked context is unusable), and holds one thread, whi
 knows no secrets and judges nothing: it forks, reaps, and reports. It is a child of the command and ends when its
 control socket closes, taking all Runners with it.
 
-Run as ``python -m drk.gym.zygote MODE LEVEL FD`` by :mod:`drk.gym.zygote_client`. ``MODE`` is ``gpu``, ``interpret`` (the
-launcher has set TRITON_INTERPRET=1) or ``compile`` (stub driver).
+Run as ``python -m drk.gym.zygote MODE LEVEL FD``; ``MODE`` is ``gpu``, ``interpret`` (the launcher has set
+TRITON_INTERPRET=1) or ``compile`` (stub driver), ``LEVEL`` the sandbox level that Runners get.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import traceback
 from pathlib import Path
 from typing import Any
 
-from drk.gym.protocol import Channel
 from drk.gym.errors import SandboxUnavailable
+from drk.gym.protocol import Channel
 from drk.gym.sandbox import Layers, adopt_orphans, probe, protect_process, require, strays, terminate
 
 _WORKER_FDS = 3

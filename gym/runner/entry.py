@@ -179,4 +179,7 @@ def classify(error: BaseException, triton_kind: str) -> str:
     for kind, word in _KINDS.items():
         if isinstance(error, kind):
             return word
-    return "cuda-error" if "CUDA error" in str(error) else "exception"
+    text = str(error)
+    if "can't allocate memory" in text:  # the CPU allocator raises a plain RuntimeError
+        return "out-of-memory"
+    return "cuda-error" if "CUDA error" in text else "exception"

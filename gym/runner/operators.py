@@ -1,8 +1,8 @@
 """Which ATen operators one call dispatches, with shapes: the raw material of ``coverage_estimate``.
 
-Recorded below autograd by a dispatch mode, for reference and candidate alike, so that what the candidate still leaves to
-torch can be set against what the reference does. Triton launches are no operators and do not show; allocation, metadata
-and the interpreter's own storage moves are left out.
+Recorded below autograd by a dispatch mode, for reference and candidate alike, so that what the candidate still leaves
+to torch can be set against what the reference does. Triton launches are no operators and do not show; allocation,
+metadata and the interpreter's own storage moves are left out.
 """
 
 from __future__ import annotations

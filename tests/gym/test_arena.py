@@ -6,6 +6,7 @@ import os
 
 import pytest
 import torch
+
 from drk.gym.arena import Arena, read_exactly, write_exactly
 from drk.gym.errors import ProtocolError
 from drk.gym.runner import transfer

@@ -6,6 +6,7 @@ import math
 
 import pytest
 import torch
+
 from drk.gym.compare import block_size, compare_leaf, error_stats
 
 
@@ -58,7 +59,7 @@ def test_lower_precision_fails(seed: int) -> None:
         lambda t: t.index_fill(1, torch.tensor([5]), 0.0),
     ],
 )
-def test_mutants_fail(mutate) -> None:  # noqa: ANN001
+def test_mutants_fail(mutate) -> None:
     _, _, truth, reference = matmul_case()
     assert not passes(mutate(reference), truth, reference)
 

@@ -9,11 +9,12 @@ import struct
 import threading
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from drk.gym import protocol
 from drk.gym.errors import ProtocolError
 from drk.gym.protocol import AsyncChannel, Channel
-from hypothesis import given
-from hypothesis import strategies as st
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**53), 2**53) | st.text(),

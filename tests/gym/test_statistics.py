@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+
 from drk.gym.statistics import latency, ratio_interval, settled
 
 

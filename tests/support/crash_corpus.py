@@ -2,7 +2,30 @@
 
 from __future__ import annotations
 
-HEAD = "import torch\nfrom torch import nn\n\n\nclass ModelNew(nn.Module):\n    def __init__(self, *args):\n        super().__init__()\n"
+HEAD = """import torch
+from torch import nn
+
+
+class ModelNew(nn.Module):
+    def __init__(self, *args):
+        super().__init__()
+"""
+CONSTRUCTOR_RAISES = """from torch import nn
+class ModelNew(nn.Module):
+    def __init__(self, *args):
+        raise RuntimeError("no")
+"""
+IS_SOCKET = """import os, stat
+
+
+def is_socket(fd):
+    try:
+        return stat.S_ISSOCK(os.fstat(fd).st_mode)
+    except OSError:
+        return False
+
+
+"""
 
 
 def forward(body: str) -> str:
@@ -23,12 +46,12 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ("not-a-module", "class ModelNew:\n    pass\n", "failed", "load", "not-a-module"),
     ("import-raises", "raise ValueError('at import')\n", "failed", "load", "import-raised"),
     ("missing-import", "import not_there_at_all\n", "failed", "load", "missing-module"),
-    ("import-exits", "import sys\nsys.exit(0)\n", "failed", "load", "exit-at-import"),
+    ("import-exits", "import sys\nsys.exit(0)\n", "failed", "load", "exit"),
     ("import-os-exit", "import os\nos._exit(0)\n", "failed", "load", "early-exit"),
     ("import-hangs", "while True:\n    pass\n", "failed", "load", "timeout"),
     (
         "constructor-raises",
-        "from torch import nn\nclass ModelNew(nn.Module):\n    def __init__(self, *a):\n        raise RuntimeError('no')\n",
+        CONSTRUCTOR_RAISES,
         "failed",
         "load",
         "constructor-raised",
@@ -59,10 +82,7 @@ CASES: list[tuple[str, str, str, str, str]] = [
     ),
     (
         "garbage-on-channel",
-        forward("import os\n[os.write(fd, b'\\xff' * 64) for fd in range(3, 20) if ok(fd)]\nreturn x").replace(
-            "class ModelNew",
-            "def ok(fd):\n    import os, stat\n    try:\n        return stat.S_ISSOCK(os.fstat(fd).st_mode)\n    except OSError:\n        return False\n\n\nclass ModelNew",
-        ),
+        IS_SOCKET + forward("[os.write(fd, b'\\xff' * 64) for fd in range(3, 20) if is_socket(fd)]\nreturn x"),
         "failed",
         "run",
         "protocol",

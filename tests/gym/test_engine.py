@@ -3,19 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import time
-from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
-from drk.gym.errors import DeviceError, TaskError
-from drk.gym.evaluate import Gym, resolve_device
+from crash_corpus import CASES
+
+from drk.gym.engine import Gym
 from drk.gym.schema import Call, Candidate, Task, TensorSpec
 from drk.gym.settings import GymSettings, Limits
 from drk.gym.wire import verdict_from_json, verdict_to_json
-
-from crash_corpus import CASES, RIGHT, forward
 
 REFERENCE = """
 import torch
@@ -46,7 +41,7 @@ def loop_gym() -> object:
 
 
 @pytest.mark.parametrize(("name", "source", "status", "stage", "kind"), CASES, ids=[case[0] for case in CASES])
-def test_every_ending_is_classified(loop_gym, name, source, status, stage, kind) -> None:  # noqa: ANN001
+def test_every_ending_is_classified(loop_gym, name, source, status, stage, kind) -> None:
     loop, gym = loop_gym
     verdict = loop.run_until_complete(gym.evaluate(task(), Candidate(source)))
     found = (verdict.status, verdict.error.stage if verdict.error else "", verdict.error.kind if verdict.error else "")
