@@ -43,6 +43,13 @@ def test_usage_errors_import_no_torch(argv: list[str]) -> None:
     assert names.intersection(HEAVY) <= {"pydantic"}
 
 
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_commands_help_imports_no_torch(name: str) -> None:
+    code, names = modules_after(name, "--help")
+    assert code == 0
+    assert names.isdisjoint({"torch", "triton", "rich"})
+
+
 def test_the_installed_command_lists_every_command() -> None:
     script = Path(sys.executable).with_name("drk")
     done = subprocess.run([str(script), "--help"], capture_output=True, text=True, check=True)
