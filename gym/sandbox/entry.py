@@ -72,8 +72,8 @@ def _wipe_initial_environment(kept: Mapping[str, str]) -> None:
         offset += len(entry) + 1
 
 
-def _replace_environment(policy: Policy) -> None:
-    wanted = environment(policy, os.environ)
+def _replace_environment(policy: Policy, layers: Layers) -> None:
+    wanted = environment(policy, os.environ, layers.roots)
     os.environ.clear()
     syscalls.clear_environ()
     _wipe_initial_environment(wanted)
@@ -192,7 +192,7 @@ def enter(policy: Policy, layers: Layers) -> None:
     _step("pdeathsig", _bind_to_parent)
     _step("descriptors", lambda: close_descriptors(policy.keep_fds))
     _step("dumpable", lambda: syscalls.prctl(syscalls.PR_SET_DUMPABLE, 1))
-    _step("environment", lambda: _replace_environment(policy))
+    _step("environment", lambda: _replace_environment(policy, layers))
     _step("scratch", lambda: _make_places(policy))
     own_mounts = False
     if confined:
@@ -218,6 +218,6 @@ def _seal(policy: Policy, layers: Layers, *, own_mounts: bool) -> None:
     if policy.level == "basic":
         return
     if layers.landlock.ok:
-        _step("landlock", lambda: landlock.confine(policy, layers.landlock_abi, private_shm=own_mounts))
+        _step("landlock", lambda: landlock.confine(policy, layers.roots, layers.landlock_abi, private_shm=own_mounts))
     if layers.seccomp.ok:
         _step("seccomp", lambda: seccomp.install(gpu=policy.gpu))

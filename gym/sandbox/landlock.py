@@ -15,8 +15,8 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import stat
 import struct
-import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -42,7 +42,6 @@ MINIMUM_ABI = 2
 READ = READ_FILE | READ_DIR
 READ_EXECUTE = READ | EXECUTE
 
-SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/opt/cuda", "/opt/nvidia")
 ETC = (
     "alternatives", "gai.conf", "group", "host.conf", "hosts", "ld.so.cache", "ld.so.conf", "ld.so.conf.d",
     "ld.so.preload", "locale.alias", "localtime", "nsswitch.conf", "nvidia", "os-release", "passwd", "timezone",
@@ -77,31 +76,9 @@ def handled_rights(version: int) -> int:
     return rights
 
 
-def _python_roots() -> Iterator[Path]:
-    """Python, its packages and drk itself; never the working directory or a PYTHONPATH entry."""
-    yield from (Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix))
-    yield from (Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages"))
-    yield Path(__file__).resolve().parents[1]
-
-
-def _library_roots(library_path: str) -> Iterator[Path]:
-    """Directories of LD_LIBRARY_PATH, unless one would open a home directory or everything."""
-    homes = {Path("/"), Path("/home"), Path("/root"), Path.home()}
-    for entry in filter(None, library_path.split(":")):
-        root = Path(entry).resolve()
-        if Path(entry).is_absolute() and not any(home == root or home.is_relative_to(root) for home in homes):
-            yield root
-
-
-def read_only_roots(policy: Policy) -> list[Path]:
-    """Everything below which a Runner may read and execute, each path once, existing or not."""
-    roots = [Path(entry) for entry in SYSTEM]
-    roots += [*_python_roots(), *_library_roots(os.environ.get("LD_LIBRARY_PATH", "")), *policy.readable]
-    return list(dict.fromkeys(roots))
-
-
-def _rules(policy: Policy, *, private_shm: bool) -> Iterator[tuple[Path, int]]:
-    yield from ((root, READ_EXECUTE) for root in read_only_roots(policy))
+def _rules(policy: Policy, roots: Iterable[str], *, private_shm: bool) -> Iterator[tuple[Path, int]]:
+    yield from ((Path(root), READ_EXECUTE) for root in roots)
+    yield from ((root, READ_EXECUTE) for root in policy.readable)
     yield from ((Path("/etc") / name, READ) for name in ETC)
     yield from ((Path("/proc") / name, READ) for name in PROC)
     yield from ((Path("/sys") / name, READ) for name in SYS)
@@ -127,7 +104,7 @@ def _add(ruleset: int, path: Path, rights: int) -> None:
     except (FileNotFoundError, NotADirectoryError, PermissionError):
         return  # what is not there, or not reachable even without a sandbox, needs no rule
     try:
-        mask = rights if os.path.isdir(f"/proc/self/fd/{fd}") else rights & _FILE_RIGHTS  # noqa: PTH112
+        mask = rights if stat.S_ISDIR(os.fstat(fd).st_mode) else rights & _FILE_RIGHTS
         attribute = ctypes.create_string_buffer(struct.pack("=Qi", mask, fd), 12)
         syscall(number("landlock") + _ADD_RULE, ruleset, 1, attribute, 0, what=f"landlock_add_rule {path}")
     finally:
@@ -151,6 +128,9 @@ def restrict(rules: Iterable[tuple[Path, int]], version: int) -> None:
         os.close(ruleset)
 
 
-def confine(policy: Policy, version: int, *, private_shm: bool = False) -> None:
-    """Apply a policy's rules with ABI ``version``. ``/proc/self`` is resolved now, so call after the last fork."""
-    restrict(_rules(policy, private_shm=private_shm), version)
+def confine(policy: Policy, roots: Iterable[str], version: int, *, private_shm: bool = False) -> None:
+    """Apply a policy's rules and the read-only ``roots`` with ABI ``version``.
+
+    ``/proc/self`` is resolved now, so call it after the last fork. Raises ``OSError``.
+    """
+    restrict(_rules(policy, roots, private_shm=private_shm), version)

@@ -31,7 +31,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Layers:
-    """All layers. ``landlock_abi`` is 0 without Landlock; ``user_namespace`` tells that the namespaces need one."""
+    """All layers. ``landlock_abi`` is 0 without Landlock; ``user_namespace`` tells that the namespaces need one.
+
+    ``roots`` are the read-only places of every Runner on this machine.
+    """
 
     rlimits: Layer
     no_new_privs: Layer
@@ -48,6 +51,7 @@ class Layers:
     landlock_abi: int = 0
     user_namespace: bool = False
     runner_uid: int | None = None
+    roots: tuple[str, ...] = ()
 
     def rows(self) -> Iterator[tuple[str, Layer]]:
         """Name and layer, in the order in which they are applied."""
@@ -79,6 +83,7 @@ class Layers:
         values: dict[str, Any] = {
             key: Layer(**value) if isinstance(value, Mapping) else value for key, value in data.items()
         }
+        values["roots"] = tuple(values.get("roots", ()))
         return Layers(**values)
 
 

@@ -10,7 +10,10 @@ started with :func:`environment`; a fork cannot take back what its parent has re
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os.path
+import shutil
+import sys
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -27,7 +30,10 @@ _KEPT = frozenset(
     VIRTUAL_ENV CONDA_PREFIX
     """.split()  # noqa: SIM905 - reads better than fifty quoted words
 )
+_PATH = "/usr/local/bin:/usr/bin:/bin"
 _KEPT_PREFIXES = ("LC_", "OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "TRITON_", "TORCHINDUCTOR_", "TORCHDYNAMO_")
+_SYSTEM = ("/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/libx32", "/nix/store", "/opt/cuda", "/opt/nvidia")
+_COMPILERS = ("cc", "gcc", "g++", "clang", "nvcc")
 _SECRET_WORDS = ("KEY", "TOKEN", "SECRET", "PASSW", "CREDENTIAL", "AUTH", "PROXY", "COOKIE", "SESSION")
 
 
@@ -84,13 +90,52 @@ def places(policy: Policy) -> dict[str, Path]:
     }
 
 
-def environment(policy: Policy, base: Mapping[str, str]) -> dict[str, str]:
+def _python_roots() -> Iterator[Path]:
+    """Python, its packages and drk itself; never the working directory or a PYTHONPATH entry."""
+    yield from (Path(sys.prefix), Path(sys.base_prefix), Path(sys.exec_prefix))
+    yield from (Path(entry) for entry in sys.path if Path(entry).name in ("site-packages", "dist-packages"))
+    yield Path(__file__).resolve().parents[1]
+
+
+def _opens_too_much(root: Path) -> bool:
+    """Whether ``root`` is, or lies above, a home directory."""
+    homes = {Path("/home"), Path("/root"), Path.home()}
+    return any(home.is_relative_to(root) for home in homes)
+
+
+def _toolchain_roots(base: Mapping[str, str]) -> Iterator[Path]:
+    """LD_LIBRARY_PATH, and the prefixes of compilers on PATH, unless one would open a home directory."""
+    libraries = [Path(entry) for entry in base.get("LD_LIBRARY_PATH", "").split(":") if entry.startswith("/")]
+    tools = [shutil.which(name, path=base.get("PATH")) for name in (base.get("CC") or "cc", *_COMPILERS)]
+    prefixes = [Path(tool).resolve().parents[1] for tool in tools if tool]
+    yield from (root for root in (*libraries, *prefixes) if not _opens_too_much(root.resolve()))
+
+
+def read_only_roots(base: Mapping[str, str]) -> tuple[str, ...]:
+    """What every Runner may read and execute below, resolved, each path once: system, Python, compilers, libraries.
+
+    Takes milliseconds; :func:`drk.gym.sandbox.probe` keeps the answer in ``Layers.roots``.
+    """
+    roots = [*(Path(entry) for entry in _SYSTEM), *_python_roots(), *_toolchain_roots(base)]
+    return tuple(dict.fromkeys(str(root.resolve()) for root in roots if root.exists()))
+
+
+def _open_path(path: str, roots: Iterable[str]) -> str:
+    """PATH less what cannot be entered: a closed directory turns "no such program" into "permission denied"."""
+    prefixes = tuple(root.rstrip("/") + "/" for root in roots)
+    entries = [entry for entry in path.split(":") if entry.startswith("/")]
+    return ":".join(entry for entry in entries if (os.path.realpath(entry) + "/").startswith(prefixes)) or _PATH
+
+
+def environment(policy: Policy, base: Mapping[str, str], roots: tuple[str, ...] | None = None) -> dict[str, str]:
     """The environment of a Runner: what the allow-list passes of ``base``, and every place below scratch.
 
-    Inductor compiles in-process (its worker pool needs semaphores in ``/dev/shm``, and starts slower than it helps).
+    PATH keeps the entries below ``roots`` (:func:`read_only_roots` when ``None``) and ``policy.readable``. Inductor
+    compiles in-process (its worker pool needs semaphores in ``/dev/shm``, and starts slower than it helps).
     """
     kept = {name: value for name, value in base.items() if _passes(name)}
-    kept.setdefault("PATH", "/usr/local/bin:/usr/bin:/bin")
+    opened = (*(read_only_roots(base) if roots is None else roots), *(str(root) for root in policy.readable))
+    kept["PATH"] = _open_path(base.get("PATH", _PATH), opened)
     kept.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     kept.update({name: str(path) for name, path in places(policy).items()})
     # getpass.getuser() has no password entry for the Runner's uid; hubs cannot be reached and should say so at once

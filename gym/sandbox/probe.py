@@ -19,6 +19,7 @@ from pathlib import Path
 
 from drk.gym.sandbox import landlock, namespaces, privileges, seccomp, syscalls
 from drk.gym.sandbox.layers import Layer, Layers
+from drk.gym.sandbox.policy import read_only_roots
 
 _FAILED_OTHERWISE = 255
 _CONTAINER = "run outside of the container, or with --security-opt seccomp=unconfined --cap-add SYS_ADMIN"
@@ -177,5 +178,6 @@ def probe(gpu: bool = False) -> Layers:
         landlock_abi=version,
         user_namespace=user and any(layer.ok for layer in spaces.values()),
         runner_uid=uid,
+        roots=read_only_roots(os.environ),
         **spaces,
     )
