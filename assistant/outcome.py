@@ -16,7 +16,8 @@ from typing import Any, Literal
 from drk.assistant.episode import Episode, Turn, best_of_history, describe_gain, headline_interval, is_usable
 from drk.assistant.search import Found
 from drk.gym.devices import DeviceFacts
-from drk.gym.graph import Graph, graph_cost
+from drk.gym.graph import Graph
+from drk.gym.graph_cost import graph_cost
 from drk.gym.schema import RUNGS, SCHEMA_VERSION, Task
 from drk.gym.wire import candidate_id, candidate_to_json, task_id, verdict_to_json
 
@@ -90,10 +91,10 @@ def _nearest(episode: Episode) -> str:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What can be said about a candidate's gain without measuring; bytes and FLOPs of one call at the task's shapes.
+    """What can be said about a candidate's gain without measuring; bytes and FLOPs of one call at the captured shapes.
 
-    ``eager_bytes``: each operator reads its operands and writes its results (graph cost model). ``least_bytes``: inputs,
-    weights and outputs once, which no fusion can go below.
+    ``eager_bytes``: each operator reads its operands and writes its results (graph cost model). ``least_bytes``:
+    inputs, weights and outputs once, which no fusion can go below; ``least_memory_us`` is their time on ``device``.
     """
 
     coverage_estimate: float | None

@@ -17,7 +17,7 @@ import asyncio
 import time
 from collections.abc import Coroutine
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from drk.assistant.episode import Episode, Turn, best_of_history, describe_gain, is_usable
 from drk.assistant.events import Event, EventSink, make_event
@@ -28,6 +28,8 @@ from drk.gym.devices import DeviceFacts
 from drk.gym.graph import Graph
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.wire import candidate_id, task_id
+
+T = TypeVar("T")
 
 JUDGE_ATTEMPTS = 2
 """A verdict with status ``error`` is the host's fault and tried again this often."""
@@ -58,6 +60,24 @@ class Found:
     ended: str
     interrupted: bool = False
     host_errors: tuple[str, ...] = ()
+
+
+async def until_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event, timeout_s: float | None = None) -> T:
+    """Await ``work``; it is cancelled when ``stop`` is set or the time is over first.
+
+    Raises:
+        TimeoutError: it was cancelled so.
+    """
+    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
+    try:
+        await asyncio.wait({task, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
+        if task.done():
+            return task.result()
+        raise TimeoutError("stopped")
+    finally:
+        for future in (task, stopped):
+            future.cancel()
+        await asyncio.gather(task, stopped, return_exceptions=True)
 
 
 class _Stopped(Exception):
@@ -162,7 +182,8 @@ class Search:
         if recorded is not None:
             self._replayed_s += recorded[1]
             return (*recorded, "run")
-        self._check_budget()
+        if self._stop.is_set() or self._left_s() <= 0:
+            raise self._why_stopped()
         began = time.monotonic()
         kept = self._cache.get(self._task, proposal.candidate)
         if kept is not None:
@@ -192,25 +213,16 @@ class Search:
         self._tell(make_event("note", text=f"candidate {proposal.number} could not be judged: {message}"))
         return None
 
-    async def _before_stop(self, work: Coroutine[Any, Any, Any]) -> Any:
-        """Await ``work``, unless ``stop`` is set or the time is spent first; then it is cancelled."""
-        task = asyncio.ensure_future(work)
-        stop = asyncio.ensure_future(self._stop.wait())
+    async def _before_stop(self, work: Coroutine[Any, Any, T]) -> T:
         try:
-            await asyncio.wait({task, stop}, timeout=self._left_s(), return_when=asyncio.FIRST_COMPLETED)
-            if task.done():
-                return task.result()
-            self._check_budget(expired=True)
-        finally:
-            for future in (task, stop):
-                future.cancel()
-            await asyncio.gather(task, stop, return_exceptions=True)
+            return await until_stopped(work, self._stop, self._left_s())
+        except TimeoutError:
+            raise self._why_stopped() from None
 
-    def _check_budget(self, *, expired: bool = False) -> None:
+    def _why_stopped(self) -> _Stopped:
         if self._stop.is_set():
-            raise _Stopped("interrupted", interrupted=True)
-        if expired or self._left_s() <= 0:
-            raise _Stopped(f"the time budget of {self._budget.max_time_s:g} s is spent")
+            return _Stopped("interrupted", interrupted=True)
+        return _Stopped(f"the time budget of {self._budget.max_time_s:g} s is spent")
 
     def _left_s(self) -> float:
         return max(0.0, self._budget.max_time_s - self._replayed_s - (time.monotonic() - self._began))

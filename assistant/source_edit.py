@@ -2,12 +2,11 @@
 
 ``@optimized`` above the class, factory or function is the form that always works: whoever constructs the class gets the
 kernels, pickles keep their names, and the edit does not depend on how many construction sites there are. Where the
-file does not define the target itself (it imports it, or binds it by assignment), the name is rebound after its last
-binding instead.
+file does not define the target itself but imports it, the name is rebound after its last import instead.
 
 Encoding, byte order mark and newlines stay as they are. Positions come from :mod:`ast`; no user code runs.
 
-Left out: targets defined by ``exec``, metaclass tricks or under a name that is deleted later.
+Left out: targets bound by assignment, defined by ``exec``, or under a name that is deleted later.
 """
 
 from __future__ import annotations
@@ -92,14 +91,31 @@ def add_kernels(data: bytes, *, target: str, kernels_module: str, name: str = ""
         lines.insert(first - 1, f"{_indent(lines[first - 1])}@{alias}{source.newline}")
         lines.insert(at, f"from {kernels_module} import {imported}{source.newline}")
     else:
-        at = _binding_line(tree, target)
-        if at is None:
-            raise TargetError(f"the file binds no {target}", file=name)
+        after = _binding_line(tree, target)
+        if after is None:
+            raise TargetError(f"the file neither defines nor imports {target}", file=name)
         if not lines[-1].endswith(("\r", "\n")):
             lines[-1] += source.newline
         rebound = [f"from {kernels_module} import {imported}", f"{target} = {alias}({target})"]
-        lines[at:at] = [line + source.newline for line in ("", *rebound, "")]
+        lines[after:after] = [line + source.newline for line in ("", *rebound, "")]
     return source.encode(tuple(lines))
+
+
+def added_lines(before: bytes, after: bytes) -> list[str]:
+    """Return the lines (without newlines) that an edit added, in order."""
+    old, new = read_source(before).lines, read_source(after).lines
+    steps = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    return [line.rstrip("\r\n") for kind, _, _, low, high in steps if kind != "equal" for line in new[low:high]]
+
+
+def drop_lines(data: bytes, lines: list[str]) -> bytes | None:
+    """Return the file without the given lines, or null unless each non-blank one stands in it exactly once."""
+    source = read_source(data)
+    wanted = [line for line in lines if line.strip()]
+    bare = [line.rstrip("\r\n") for line in source.lines]
+    if any(bare.count(line) != 1 for line in wanted):
+        return None
+    return source.encode(tuple(line for line, text in zip(source.lines, bare, strict=True) if text not in wanted))
 
 
 def unified_diff(before: bytes, after: bytes, path: str) -> bytes:
@@ -146,23 +162,15 @@ def _import_line(tree: ast.Module, before: int) -> int:
 
 
 def _binding_line(tree: ast.Module, target: str) -> int | None:
-    """Return the index of the line after the last top-level statement that binds the target's first name."""
+    """Return the index of the line after the last top-level statement that imports the target's first name."""
     wanted = target.split(".", maxsplit=1)[0]
     at = None
     for node in tree.body:
-        bound: set[str] = set()
-        if isinstance(node, ast.Import | ast.ImportFrom):
-            bound = {(one.asname or one.name).split(".")[0] for one in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign | ast.If | ast.Try):
-            bound = {one.id for one in ast.walk(node) if isinstance(one, ast.Name) and isinstance(one.ctx, ast.Store)}
-            bound |= {
-                (alias.asname or alias.name).split(".")[0]
-                for one in ast.walk(node)
-                if isinstance(one, ast.Import | ast.ImportFrom)
-                for alias in one.names
-            }
-        if wanted in bound:
-            at = node.end_lineno
+        if isinstance(node, ast.Import | ast.ImportFrom | ast.If | ast.Try):
+            imports = [one for one in ast.walk(node) if isinstance(one, ast.Import | ast.ImportFrom)]
+            bound = {(alias.asname or alias.name).split(".")[0] for one in imports for alias in one.names}
+            if wanted in bound:
+                at = node.end_lineno
     return at
 
 

@@ -1,0 +1,169 @@
+"""What was verified, as the Python constants that stand in an artefact: arguments, constructor, mode, weights.
+
+Shapes, dtypes and strides come from the captured graph (the user's own call), constructor arguments from the task.
+Values are written so that a person can read them and Python reads them back equal.
+
+Which batch sizes may be used: the first dimension is free when the target has one tensor input, or several whose first
+dimensions agree with each other and with no other dimension. Everything else must be as it was.
+"""
+
+from __future__ import annotations
+
+import ast
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from drk.assistant.errors import DrkError
+from drk.gym.graph import Graph, Pack, Parameter, TensorMeta
+from drk.gym.schema import Argument, Call, Nested, Scalar, Task, UserFunction, Verdict
+
+
+class ArtefactError(DrkError):
+    """No artefact can be written for this target; the message is the reason, for people."""
+
+    default_kind = "artefact"
+
+
+def constants(task: Task, graph: Graph | None, verdict: Verdict) -> dict[str, str]:
+    """Return the constants of the guard template by name, as Python source.
+
+    Raises:
+        ArtefactError: what was verified cannot be written down (no graph, tensors in the constructor, seeded weights).
+    """
+    if graph is None:
+        raise ArtefactError("the module could not be captured, so the shapes to guard are not known")
+    if verdict.weights == "seeded" and graph.state:
+        raise ArtefactError(
+            "the candidate's parameters have other names than the module's, so it cannot use its weights"
+        )
+    batch = _batch(graph)
+    args, kwargs, function = _init(task)
+    return {
+        "_TARGET": repr(task.target),
+        "_KIND": repr(task.target_kind),
+        "_SUBMODULE": repr(task.submodule),
+        "_INIT_ARGS": args,
+        "_INIT_KWARGS": kwargs,
+        "_INIT_FUNCTION": repr(function),
+        "_ARGUMENTS": _arguments(task, graph, batch),
+        "_BATCH": repr(batch),
+        "_TRAINING": repr(task.mode == "train" and task.target_kind != "function"),
+        "_GRADIENTS": repr(task.grad),
+        "_AUTOCAST": repr((task.autocast or "").removeprefix("torch.")),
+        "_WEIGHTS": repr("converted" if verdict.weights == "converted" else "copied"),
+        "_CHECK_NEW_BATCH": repr(not graph.mutations and task.mode == "eval"),
+    }
+
+
+def literal(value: Any) -> str:
+    """Return Python source of a plain value; infinities and NaN included."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return f'float("{value}")'
+    return repr(value)
+
+
+def argument_source(argument: Argument) -> str:
+    """Return Python source of a constructor argument.
+
+    Raises:
+        ArtefactError: it is a tensor.
+    """
+    if isinstance(argument, Scalar):
+        return literal(argument.value)
+    if isinstance(argument, Nested):
+        items = [argument_source(item) for item in argument.items]
+        return nested_source(argument.form, items, argument.keys)
+    raise ArtefactError("the constructor takes tensors, which cannot be written into the artefact")
+
+
+def nested_source(form: str, items: list[str], keys: Iterable[str] = ()) -> str:
+    """Return Python source of a list, tuple or dict whose items are given as source."""
+    if form == "dict":
+        return "{" + ", ".join(f"{key!r}: {item}" for key, item in zip(keys, items, strict=True)) + "}"
+    if form == "list":
+        return f"[{', '.join(items)}]"
+    return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+
+
+def _init(task: Task) -> tuple[str, str, str]:
+    if isinstance(task.init, UserFunction):
+        return "()", "{}", task.init.name
+    assert isinstance(task.init, Call)
+    args = nested_source("tuple", [argument_source(one) for one in task.init.args])
+    kwargs = nested_source("dict", [argument_source(one) for one in task.init.kwargs.values()], task.init.kwargs)
+    return args, kwargs, ""
+
+
+def _batch(graph: Graph) -> int:
+    """Return the size of the free first dimension, or 0 where none is free."""
+    shapes = [item.meta.shape for item in graph.placeholders if item.kind == "input" and len(item.meta.shape) > 1]
+    if not shapes:
+        return 0
+    batch = shapes[0][0]
+    others = {size for shape in shapes for size in shape[1:]}
+    alike = len({shape[0] for shape in shapes}) == 1 and batch not in others
+    return batch if len(shapes) == 1 or alike else 0
+
+
+def _arguments(task: Task, graph: Graph, batch: int) -> str:
+    metas = {item.path: item.meta for item in graph.placeholders if item.kind == "input"}
+    rows = [
+        f"    ({name!r}, {_expected(value, metas, batch)}),\n" for name, value in _named_values(task, graph.signature)
+    ]
+    return "(\n" + "".join(rows) + ")" if rows else "()"
+
+
+def _named_values(task: Task, signature: tuple[Parameter, ...]) -> list[tuple[str, Any]]:
+    """Return name and value of each argument that was given; a function's names come from its own source."""
+    given = [(one.name, one.value) for one in signature if one.has_value]
+    if task.target_kind != "function":
+        return given
+    kinds = {one.name: one.kind for one in signature}
+    positional = [item for name, value in given if kinds[name] == "var_positional" for item in value.items]
+    named = [
+        pair
+        for name, value in given
+        if kinds[name] == "var_keyword"
+        for pair in zip(value.keys, value.items, strict=True)
+    ]
+    names = _function_parameters(task)
+    if len(positional) > len(names):
+        raise ArtefactError("the function takes a variable number of arguments")
+    by_name = {**dict(zip(names, positional, strict=False)), **dict(named)}
+    return [(name, by_name[name]) for name in [*names, *by_name.keys() - set(names)] if name in by_name]
+
+
+def _function_parameters(task: Task) -> list[str]:
+    name = task.target.rpartition(".")[2]
+    for node in ast.walk(ast.parse(task.files[task.entry].lstrip("\ufeff"))):
+        if isinstance(node, ast.FunctionDef) and node.name == name:
+            return [one.arg for one in (*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs)]
+    raise ArtefactError(f"{task.entry} does not define {name} by def, so its arguments' names are not known")
+
+
+def _expected(value: Any, metas: dict[str, TensorMeta], batch: int) -> str:
+    if not isinstance(value, Pack):
+        return f"('value', {literal(value)})"
+    if value.form == "input":
+        return _expected_tensor(metas[value.items[0]], batch)
+    items = [_expected(item, metas, batch) for item in value.items]
+    if value.form == "dict":
+        items = [f"({key!r}, {item})" for key, item in zip(value.keys, items, strict=True)]
+    return f"({value.form!r}, {nested_source('list', items)})"
+
+
+def _expected_tensor(meta: TensorMeta, batch: int) -> str:
+    free = batch > 0 and len(meta.shape) > 1
+    if meta.contiguous:
+        layout = "torch.contiguous_format"
+    elif len(meta.shape) == 4 and meta.strides == _channels_last(meta.shape):
+        layout = "torch.channels_last"
+    else:
+        layout, free = repr(meta.strides), False
+    return f"('tensor', torch.{meta.dtype}, {meta.shape!r}, {layout}, {free!r})"
+
+
+def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:
+    _, channels, height, width = shape
+    return (channels * height * width, 1, width * channels, channels)

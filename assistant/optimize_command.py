@@ -1,0 +1,262 @@
+"""``drk optimize TARGET``: find, verify and hand over faster kernels for a user's module or function.
+
+Only wires: options become settings and a plan, events become lines, the answer becomes text or JSON and an exit code.
+``--resume`` goes on with a run: ``drk optimize --resume`` (the latest) or ``drk optimize --resume RUN``. Ctrl-C, or a
+terminate signal, ends the search and keeps the best so far; a second Ctrl-C ends at once, and the run can be resumed.
+
+Left out: several targets in one call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shlex
+import signal
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from drk.assistant.apply import apply_artefact
+from drk.assistant.artefact import SourceFile
+from drk.assistant.atomic_write import write_atomically
+from drk.assistant.console import Console, Progress, console_from
+from drk.assistant.errors import TargetError, UsageError
+from drk.assistant.events import Event
+from drk.assistant.intake import locate, resolve_target, split_target
+from drk.assistant.optimize import Answer, Plan, begin_run, recorded_source
+from drk.assistant.optimize import optimize as search_and_write
+from drk.assistant.proposers import make_proposer
+from drk.assistant.runs import LATEST, Run, open_run
+from drk.assistant.search import Budget
+from drk.assistant.settings import Settings, load_settings
+from drk.assistant.summary import event_line, progress_text, summary
+from drk.gym.engine import Gym
+from drk.gym.schema import Task
+from drk.gym.settings import GymSettings
+
+SAMPLES = 4
+_KEPT = ("device", "target", "sandbox", "seeds", "turns", "max_time_s", "model")
+
+
+def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    ctx: typer.Context,
+    target: Annotated[str | None, typer.Argument(help="model.py, model.py:Class, ...; with --resume a run.")] = None,
+    inputs: Annotated[
+        list[str] | None, typer.Option("--input", help="A call argument, such as 'x=f32[128,1024]'; repeatable.")
+    ] = None,
+    init: Annotated[
+        list[str] | None, typer.Option("--init", help="A constructor argument, such as 'dim=1024'; repeatable.")
+    ] = None,
+    mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
+    factory: Annotated[
+        bool | None, typer.Option("--factory/--no-factory", help="The named function returns a module, or does not.")
+    ] = None,
+    state_dict: Annotated[Path | None, typer.Option(help="Trained weights for the reference.")] = None,
+    precision: Annotated[str | None, typer.Option(help="match, strict, tf32 or bf16.")] = None,
+    device: Annotated[str | None, typer.Option(help="auto, cuda:N or interpret.")] = None,
+    arch: Annotated[str | None, typer.Option("--target", help="GPU to compile for without one, as sm_90.")] = None,
+    turns: Annotated[int | None, typer.Option(help="Propose-judge turns at most.")] = None,
+    samples: Annotated[int, typer.Option(min=1, max=64, help="Candidates in each turn.")] = SAMPLES,
+    max_time: Annotated[float | None, typer.Option("--max-time", help="Budget in seconds.")] = None,
+    model: Annotated[str | None, typer.Option(help="Who proposes: builtin, or replay:FILE.")] = None,
+    seeds: Annotated[int | None, typer.Option(help="Secret input draws.")] = None,
+    sandbox: Annotated[str | None, typer.Option(help="strict, standard or basic.")] = None,
+    runs_dir: Annotated[Path | None, typer.Option(help="Where run folders go (default .drk/runs).")] = None,
+    write: Annotated[bool, typer.Option("--write", help="Apply the artefact to your file.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run (the latest, or the one named).")] = False,
+    events: Annotated[Literal["jsonl"] | None, typer.Option(help="Stream events to stdout.")] = None,
+    output: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print the result.")] = "text",
+    out_file: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the result's JSON here.")] = None,
+) -> None:
+    """Find, verify and hand over faster Triton kernels for TARGET.
+
+    Nothing in your sources changes without --write. Exits 0 when optimised or unmeasured (no GPU), 1 when nothing was
+    won, 2 when nothing could be judged, 130 when interrupted (the best so far is kept).
+
+    \b
+    Examples:
+      drk optimize model.py                     the file's module, inputs from example_inputs or get_inputs
+      drk optimize model.py:Net --input 'x=f32[128,1024]' --init dim=1024
+      drk optimize model.py --write             and apply the result to your file
+      drk optimize --resume                     go on with the latest run
+    """
+    flags = {
+        "precision": precision,
+        "device": device,
+        "target": arch,
+        "turns": turns,
+        "max_time_s": max_time,
+        "model": model,
+        "seeds": seeds,
+        "sandbox": sandbox,
+        "runs_dir": runs_dir,
+    }
+    asked = {"inputs": inputs or [], "init": init or [], "mode": mode, "factory": factory}
+    settings = load_settings(flags).settings
+    console = console_from(ctx, color=settings.color)
+    if resume:
+        run, plan, settings = _resume(target, settings, {name: flags[name] for name in _KEPT}, samples)
+    elif target is None:
+        raise UsageError("no target is named", help="drk optimize model.py, or model.py:Class")
+    else:
+        plan = _plan(target, settings, asked, state_dict, samples)
+        make_proposer(settings.model)  # a wrong name is told before anything is written
+        run = begin_run(plan, settings.runs_dir, {"target": target, **asked, "samples": samples, **_kept(settings)})
+    answer = _search(console, plan, run, settings, events)
+    if out_file is not None:
+        _write_output(out_file, answer)
+    _print_answer(console, answer, events, output)
+    if write:
+        _write_to_source(console, answer)
+    raise typer.Exit(answer.outcome.exit_code)
+
+
+def _kept(settings: Settings) -> dict[str, Any]:
+    return {name: getattr(settings, name) for name in _KEPT}
+
+
+def _plan(target: str, settings: Settings, asked: Mapping[str, Any], state_dict: Path | None, samples: int) -> Plan:
+    file, _ = split_target(target)
+    path = locate(file, None)
+    data = path.read_bytes()
+    task = resolve_target(
+        target,
+        inputs=asked["inputs"],
+        init=asked["init"],
+        mode=asked["mode"],
+        precision=settings.precision,
+        tolerance=settings.tolerance,
+        factory=asked["factory"],
+        state_dict=state_dict,
+    )
+    if path.read_bytes() != data:
+        raise TargetError("the file changes while it is read", file=file, help="save it, and run the command again")
+    words = ["drk", "verify", str(path) + target[len(file) :], "{candidate}", "--device", "cuda:0"]
+    for name in ("inputs", "init"):
+        for text in asked[name]:
+            words += ["--" + name.removesuffix("s"), text]
+    words += ["--mode", "train"] if asked["mode"] == "train" else []
+    words += ["--state-dict", str(state_dict.resolve())] if state_dict else []
+    source = SourceFile(_root_of(path, task), task.entry, data)
+    return _as_plan(task, source, settings, samples, words)
+
+
+def _root_of(path: Path, task: Task) -> Path:
+    """Return the folder that the task's entry is relative to."""
+    return path.resolve().parents[len(Path(task.entry).parts) - 1]
+
+
+def _as_plan(task: Task, source: SourceFile | None, settings: Settings, samples: int, words: list[str]) -> Plan:
+    return Plan(
+        task=task,
+        source=source,
+        budget=Budget(settings.turns, samples, settings.max_time_s),
+        target=settings.target,
+        judging={"seeds": settings.seeds, "sandbox": settings.sandbox, "target": settings.target},
+        cache_dir=settings.cache_dir,
+        measure_words=words,
+    )
+
+
+def _resume(
+    target: str | None, settings: Settings, given: Mapping[str, Any], samples: int
+) -> tuple[Run, Plan, Settings]:
+    """Open the run and bring its own settings back; flags given now win."""
+    run = open_run(settings.runs_dir, target or LATEST)
+    config = run.config
+    values = {name: config[name] for name in _KEPT if name in config and given[name] is None}
+    settings = replace(settings, **values)
+    samples = config.get("samples", samples)
+    plan = _as_plan(run.task(), recorded_source(run), settings, samples, list(config.get("measure_words", [])))
+    return run, plan, settings
+
+
+def _search(console: Console, plan: Plan, run: Run, settings: Settings, events: Literal["jsonl"] | None) -> Answer:
+    gym_settings = GymSettings(
+        device=settings.device, target=settings.target, sandbox=settings.sandbox, seeds=settings.seeds
+    )
+    proposer = make_proposer(settings.model)
+    total = plan.budget.turns * plan.budget.samples
+
+    async def work() -> Answer:
+        stop = asyncio.Event()
+        with _stopping(stop, console), console.progress(f"optimising {plan.task.target}", total) as progress:
+            reporter = _Reporter(console, progress, events)
+            async with Gym(gym_settings) as gym:
+                return await search_and_write(plan, run, gym, proposer, emit=reporter.tell, stop=stop)
+
+    return asyncio.run(work())
+
+
+@contextlib.contextmanager
+def _stopping(stop: asyncio.Event, console: Console) -> Iterator[None]:
+    """Set ``stop`` on the first SIGINT or SIGTERM; the second one has its usual effect."""
+    loop = asyncio.get_running_loop()
+    signals = (signal.SIGINT, signal.SIGTERM)
+
+    def on_signal() -> None:
+        stop.set()
+        console.info("stopping; the best so far is kept (again to end at once)")
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+    for number in signals:
+        loop.add_signal_handler(number, on_signal)
+    try:
+        yield
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+class _Reporter:
+    """Turns events into lines on stderr, or into JSON lines on stdout."""
+
+    def __init__(self, console: Console, progress: Progress, events: Literal["jsonl"] | None) -> None:
+        self._console = console
+        self._progress = progress
+        self._events = events
+        self._judged = 0
+
+    def tell(self, event: Event) -> None:
+        """Show one event."""
+        if self._events == "jsonl":
+            self._console.result_json(event, indent=None)
+            return
+        if event["event"] == "judging":
+            self._progress.update(progress_text(event), done=self._judged)
+        elif event["event"] == "judged":
+            self._judged += 1
+            self._progress.update(done=self._judged)
+        line = event_line(event)
+        if line:
+            self._progress.event(line)
+
+
+def _print_answer(console: Console, answer: Answer, events: str | None, output: str) -> None:
+    if events == "jsonl":
+        console.result_json({"schema_version": 1, "event": "result", "result": answer.result}, indent=None)
+    elif output == "json":
+        console.result_json(answer.result)
+    else:
+        console.result(summary(answer.outcome, answer.result, where=Path.cwd()))
+
+
+def _write_output(path: Path, answer: Answer) -> None:
+    try:
+        write_atomically(path, (answer.run.folder / "result.json").read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot write {path}", cause=error.strerror or str(error)) from error
+
+
+def _write_to_source(console: Console, answer: Answer) -> None:
+    if not answer.result.get("artefact"):
+        console.warn("nothing was written: there is no artefact")
+        return
+    applied = apply_artefact(answer.run)
+    written = ", ".join(path.name for path in applied.written)
+    console.info(f"changed {applied.file}, wrote {written}; undo: drk restore {shlex.quote(str(applied.file))}")

@@ -1,0 +1,223 @@
+"""The artefact: what it holds, and that it works in a process of its own, without drk."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from drk.assistant.artefact import SourceFile, build_artefact
+from drk.assistant.artefact_record import ArtefactError
+from drk.assistant.episode import Turn
+from drk.gym.graph import graph_from_json
+from drk.gym.schema import Call, Candidate, Task, TensorSpec, UserFunction
+
+
+@pytest.fixture
+def written(project: Path, silu_task: Task, silu_candidate: Candidate, silu_graph: Any, verdicts: Any) -> Path:
+    """A run folder with the artefact of the good candidate."""
+    run = project / ".drk" / "runs" / "one"
+    run.mkdir(parents=True)
+    source = SourceFile(project, "model.py", (project / "model.py").read_bytes())
+    turn = Turn(1, silu_candidate, verdicts.accepted())
+    built = build_artefact(silu_task, turn, graph_from_json(silu_graph), source, run)
+    (run / built.module_name).write_bytes(built.module)
+    (run / built.test_name).write_bytes(built.test)
+    (run / built.diff_name).write_bytes(built.diff)
+    (run / "edited.py").write_bytes(built.edited)
+    return run
+
+
+def run_python(arguments: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
+    env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PYTHONPATH")}
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=folder, env={**env, **environ}, capture_output=True, text=True, check=False
+    )
+
+
+def script(written: Path, code: str, **environ: str) -> str:
+    """Run code that has imported torch, the user's module and the artefact; return what it prints."""
+    head = (
+        f"import sys; sys.path[:0] = [{str(written)!r}, {str(written.parents[2])!r}]\n"
+        "import copy, torch, model, model_kernels as k\n"
+        "x = torch.randn(64, 96)\n"
+    )
+    done = run_python(["-c", head + code], written, **environ)
+    assert done.returncode == 0, done.stderr
+    return done.stdout.strip()
+
+
+def test_its_own_test_passes_under_the_interpreter(written: Path) -> None:
+    done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_model_kernels.py"], written)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "7 passed" in done.stdout
+
+
+def test_without_a_gpu_it_falls_back_and_says_why(written: Path) -> None:
+    out = script(
+        written,
+        "m = model.ScaledSilu(96).eval(); want = m(x); k.optimize(m); got = m(x)\n"
+        "print(torch.equal(want, got), k.stats(m))",
+    )
+    assert out.startswith("True")
+    assert "'fallback_calls': 1" in out
+    assert "not on a CUDA device" in out
+
+
+def test_training_still_works(written: Path) -> None:
+    out = script(
+        written,
+        "m = k.optimize(model.ScaledSilu(96).eval()); m(x).sum().backward()\n"
+        "print(m.weight.grad is not None, k.stats(m)['reasons'])",
+        TRITON_INTERPRET="1",
+    )
+    assert out.startswith("True")
+    assert "gradients are needed" in out
+
+
+GUARDED = {
+    "m.train()": "train mode",
+    "x = x.double(); m.double()": "float64[64, 96]",
+    "x = torch.randn(96, 64).t()": "memory layout",
+    "x = torch.randn(8, 8, 96)": "[8, 8, 96]",
+    "x = x[:0]": "empty",
+    "m.weight = torch.nn.Parameter(torch.ones(1))": "float32[1]",
+    "m.register_module('extra', torch.nn.Linear(1, 1))": "part of the model was replaced",
+    "torch.set_autocast_enabled('cpu', True)": "autocast",
+}
+
+
+def test_guard(written: Path) -> None:
+    code = (
+        "import contextlib\n"
+        f"for change in {list(GUARDED)!r}:\n"
+        "    m = model.ScaledSilu(96).eval(); plain = copy.deepcopy(m); k.optimize(m)\n"
+        "    outs = []\n"
+        "    for one in (m, plain):\n"
+        "        scope = {'m': one, 'x': torch.linspace(-3, 3, 64 * 96).view(64, 96), 'torch': torch}\n"
+        "        torch.manual_seed(0); exec(change, scope)\n"
+        "        with torch.no_grad(): outs.append(one(scope['x']))\n"
+        "    torch.set_autocast_enabled('cpu', False)\n"
+        "    print(torch.equal(*outs), k.stats(m)['kernel_calls'], list(k.stats(m)['reasons']))\n"
+    )
+    lines = script(written, code, TRITON_INTERPRET="1").splitlines()
+    assert len(lines) == len(GUARDED)
+    for line, (change, reason) in zip(lines, GUARDED.items(), strict=True):
+        assert line.startswith("True 0 ["), (change, line)
+        assert reason in line, (change, line)
+
+
+def test_another_configuration_is_left_alone(written: Path) -> None:
+    out = script(
+        written,
+        "m = k.optimize(model.ScaledSilu(96, gain=3.0).eval())\n"
+        "with torch.no_grad(): m(x)\n"
+        "print(k.stats(m)['kernel_calls'], k.stats(m)['disabled'])",
+        TRITON_INTERPRET="1",
+    )
+    assert out == "0 gain is 3.0 here and 2.0 where it was verified"
+
+
+def test_copies_pickles_and_new_batch_sizes_use_the_kernels(written: Path) -> None:
+    out = script(
+        written,
+        "import io\n"
+        "m = k.optimize(model.ScaledSilu(96).eval()); c = copy.deepcopy(m)\n"
+        "b = io.BytesIO(); torch.save(m, b); b.seek(0); p = torch.load(b, weights_only=False)\n"
+        "with torch.no_grad():\n"
+        "    c.weight.mul_(3); want = k.restore(copy.deepcopy(c))(x[:5])\n"
+        "    ok = torch.allclose(c(x[:5]), want, atol=1e-5), torch.allclose(p(x), k.restore(copy.deepcopy(m))(x), atol=1e-5)\n"
+        "    m(x)\n"
+        "print(ok, [k.stats(one)['kernel_calls'] for one in (m, c, p)])",
+        TRITON_INTERPRET="1",
+    )
+    assert out == "(True, True) [1, 1, 1]"
+
+
+def test_under_compile_and_export_the_original_runs(written: Path) -> None:
+    out = script(
+        written,
+        "m = k.optimize(model.ScaledSilu(96).eval())\n"
+        "with torch.no_grad():\n"
+        "    want = k.restore(copy.deepcopy(m))(x)\n"
+        "    got = torch.compile(m, backend='eager', fullgraph=True)(x)\n"
+        "    program = torch.export.export(m, (x,)).module()(x)\n"
+        "print(torch.equal(want, got), torch.equal(want, program), k.stats(m)['kernel_calls'])",
+        TRITON_INTERPRET="1",
+    )
+    assert out == "True True 0"
+
+
+def test_a_kernel_that_raises_is_put_aside(written: Path) -> None:
+    file = written / "model_kernels.py"
+    file.write_text(file.read_text().replace("cols = x.shape[1]", "raise RuntimeError('no launch')"))
+    out = script(
+        written,
+        "m = k.optimize(model.ScaledSilu(96).eval())\n"
+        "with torch.no_grad(): same = torch.equal(m(x), k.restore(copy.deepcopy(m))(x)); m(x)\n"
+        "print(same, k.stats(m)['fallback_calls'], k.stats(m)['disabled'])",
+        TRITON_INTERPRET="1",
+    )
+    assert out == "True 2 the kernels failed: RuntimeError: no launch"
+
+
+def test_the_edit_decorates_the_class(written: Path) -> None:
+    diff = (written / "model.diff").read_text()
+    added = [line for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
+    assert added == ["+from model_kernels import optimized", "+@optimized"]
+    (written / "user.py").write_bytes((written / "edited.py").read_bytes())
+    out = script(
+        written,
+        "import user\nm = user.ScaledSilu(96).eval()\n"
+        "class Sub(user.ScaledSilu): pass\n"
+        "with torch.no_grad(): m(x)\n"
+        "print(k.stats(m)['kernel_calls'], k.stats(Sub(96))['optimized'], user.ScaledSilu.__name__)",
+        TRITON_INTERPRET="1",
+    )
+    assert out == "1 False ScaledSilu"
+
+
+def test_refusals_name_the_reason(
+    project: Path, silu_task: Task, silu_candidate: Candidate, silu_graph: Any, verdicts: Any
+) -> None:
+    source = SourceFile(project, "model.py", (project / "model.py").read_bytes())
+    graph = graph_from_json(silu_graph)
+
+    def build(task: Task = silu_task, candidate: Candidate = silu_candidate, graph: Any = graph, **facts: Any) -> None:
+        build_artefact(task, Turn(1, candidate, verdicts.accepted(**facts)), graph, source, project)
+
+    with pytest.raises(ArtefactError, match="could not be captured"):
+        build(graph=None)
+    with pytest.raises(ArtefactError, match="other names"):
+        build(weights="seeded")
+    with pytest.raises(ArtefactError, match="constructor takes tensors"):
+        build(task=replace(silu_task, init=Call((TensorSpec((2,)),))))
+    with pytest.raises(ArtefactError, match="defines restore"):
+        build(candidate=Candidate(silu_candidate.source + "\ndef restore(): pass\n"))
+
+
+def test_inputs_and_arguments_from_the_users_functions(
+    project: Path, silu_task: Task, silu_candidate: Candidate, silu_graph: Any, verdicts: Any
+) -> None:
+    text = (project / "model.py").read_text() + "\n\ndef get_init_inputs():\n    return [96]\n"
+    (project / "model.py").write_text(text)
+    task = replace(
+        silu_task,
+        files={"model.py": text},
+        init=UserFunction("get_init_inputs"),
+        inputs=UserFunction("example_inputs"),
+    )
+    source = SourceFile(project, "model.py", text.encode())
+    run = project / "run"
+    run.mkdir()
+    turn = Turn(1, silu_candidate, verdicts.accepted())
+    built = build_artefact(task, turn, graph_from_json(silu_graph), source, run)
+    (run / built.module_name).write_bytes(built.module)
+    (run / built.test_name).write_bytes(built.test)
+    done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", built.test_name], run)
+    assert done.returncode == 0, done.stdout + done.stderr
