@@ -102,7 +102,7 @@ def parse_source(text: str, path: str) -> ast.Module:
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", SyntaxWarning)
+            warnings.simplefilter("ignore")  # Bad escapes: a DeprecationWarning up to Python 3.11, SyntaxWarning since.
             return ast.parse(text, filename=path)
     except SyntaxError as error:
         line = (error.text or "").rstrip("\r\n").replace("\t", " ")
@@ -167,31 +167,43 @@ def _own_nodes(body: list[ast.stmt]) -> Iterator[ast.AST]:
             stack.extend(ast.iter_child_nodes(node))
 
 
+def _made_by(value: ast.expr) -> Iterator[str]:
+    """Yield the dotted names that an expression calls, or is: ``Net(4).eval() if c else net`` -> ``Net``, ``net``."""
+    if isinstance(value, ast.IfExp):
+        yield from _made_by(value.body)
+        yield from _made_by(value.orelse)
+    elif isinstance(value, ast.Call):
+        function = value.func
+        if isinstance(function, ast.Attribute) and function.attr in SAME_MODULE_METHODS:
+            yield from _made_by(function.value)
+        else:
+            yield dotted_name(function)
+    else:
+        yield dotted_name(value)
+
+
+def _literal_count(value: ast.expr) -> int | None:
+    """Return the length of a list or tuple literal without stars."""
+    if not isinstance(value, (ast.List, ast.Tuple)) or any(isinstance(item, ast.Starred) for item in value.elts):
+        return None
+    return len(value.elts)
+
+
 def _function(node: DefinitionNode, *, method: bool = False) -> FunctionEntry:
-    static = any(dotted_name(d) == "staticmethod" for d in node.decorator_list)
+    static = any(dotted_name(decorator) == "staticmethod" for decorator in node.decorator_list)
     assigned: dict[str, str] = {}
     returned: list[str] = []
     counts: set[int | None] = set()
     for inner in _own_nodes(node.body):
         if isinstance(inner, ast.Assign) and isinstance(inner.value, ast.Call):
-            for target in inner.targets:
-                if isinstance(target, ast.Name):
-                    assigned[target.id] = dotted_name(inner.value.func)
+            made = next(_made_by(inner.value), "")
+            assigned.update((target.id, made) for target in inner.targets if isinstance(target, ast.Name))
         if isinstance(inner, ast.Return) and inner.value is not None:
-            value = inner.value
-            plain = isinstance(value, (ast.List, ast.Tuple)) and not any(isinstance(e, ast.Starred) for e in value.elts)
-            counts.add(len(value.elts) if plain and isinstance(value, (ast.List, ast.Tuple)) else None)
-            # ``Net().eval()`` returns what ``Net()`` made.
-            while isinstance(value, ast.Call) and isinstance(value.func, ast.Attribute):
-                if not isinstance(value.func.value, ast.Call) or value.func.attr not in SAME_MODULE_METHODS:
-                    break
-                value = value.func.value
-            returned.append(dotted_name(value.func) if isinstance(value, ast.Call) else dotted_name(value))
+            counts.add(_literal_count(inner.value))
+            returned.extend(_made_by(inner.value))
     names = tuple(dict.fromkeys(assigned.get(name, name) for name in returned if name))
     count = next(iter(counts)) if len(counts) == 1 else None
-    returns = ""
-    if node.returns is not None:
-        returns = _annotation_text(node.returns)
+    returns = _annotation_text(node.returns) if node.returns is not None else ""
     parameters = _parameters(node.args, skip_first=method and not static)
     return FunctionEntry(
         node.name, node.lineno, parameters, returns, names, count, isinstance(node, ast.AsyncFunctionDef)
