@@ -1,10 +1,10 @@
 """Small device functions that emitted kernels call: activations and accurate elementary functions, as source text.
 
 Triton's ``tl.exp`` is the hardware's ``ex2.approx`` after one rounded multiplication, so its relative error grows with
-the argument; the gym compares errors with PyTorch's own, so kernels use the compensated forms below. ``tl.log``,
-``tl.erf``, ``tl.sin`` and ``tl.cos`` are libdevice's accurate ones already. All of it is built from ``tl`` operations
-that exist both compiled and in Triton's interpreter; libdevice is not called by name, since the interpreter has no
-results for it.
+the argument; the gym compares errors with PyTorch's own, so kernels reduce the argument first and use a polynomial.
+``tl.log``, ``tl.erf``, ``tl.sin`` and ``tl.cos`` are libdevice's accurate ones already. All of it is built from ``tl``
+operations that exist both compiled and in Triton's interpreter; libdevice is not called by name, since the interpreter
+has no results for it.
 
 Left out: float64 variants (float64 graphs are not fused) and denormal results.
 """
@@ -15,21 +15,36 @@ import re
 from collections.abc import Iterable, Mapping
 
 FUNCTIONS: Mapping[str, str] = {
+    "reduced_expm1": '''
+@triton.jit
+def reduced_expm1(x):
+    """(k, e**r - 1) with x = k log(2) + r and |r| <= log(2) / 2; log(2) is subtracted in two exact parts."""
+    k = tl.floor(x * 1.4426950408889634 + 0.5)
+    r = (x - k * 0.693359375) + k * 2.12194440e-4
+    p = r * 0.000198412698 + 0.00138888889
+    p = p * r + 0.00833333333
+    p = p * r + 0.0416666667
+    p = p * r + 0.166666667
+    p = p * r + 0.5
+    return k, p * r * r + r
+''',
     "exp": '''
 @triton.jit
 def exp(x):
-    """e**x as 2**t with t = x log2(e); the rounding error of t is put back to first order."""
-    t = x * 1.4426950408889634
-    lost = tl.fma(x, 1.4426950216293335, -t) + x * 1.925963033500011e-08
-    power = tl.exp2(t)
-    return tl.where((power > 0.0) & (power < float("inf")), power + power * (lost * 0.6931471805599453), power)
+    """e**x = 2**k (1 + (e**r - 1))."""
+    k, p = reduced_expm1(x)
+    half = tl.exp2(k - 1.0)
+    power = 2.0 * (half + half * p)
+    return tl.where(x > 88.8, float("inf"), tl.where(x < -104.0, 0.0, power))
 ''',
     "expm1": '''
 @triton.jit
 def expm1(x):
-    """e**x - 1 without cancellation near 0: 2 h / (1 - h) with h = tanh(x / 2)."""
-    half = tanh(0.5 * x)
-    return tl.where(tl.abs(x) < 1.0, 2.0 * half / (1.0 - half), exp(x) - 1.0)
+    """e**x - 1 = 2**k (e**r - 1) + (2**k - 1), without cancellation near 0."""
+    k, p = reduced_expm1(x)
+    half = tl.exp2(k - 1.0)
+    difference = 2.0 * (half * p + (half - 0.5))
+    return tl.where(x > 88.8, float("inf"), tl.where(x < -20.0, -1.0, difference))
 ''',
     "log1p": '''
 @triton.jit

@@ -78,9 +78,8 @@ def allocation_lines(body: Body) -> list[str]:
             for dim in range(len(body.region.shape))
             if output.axes[dim] is not None
         ]
-        lines.append(
-            f"{name} = torch.empty(({', '.join(sizes)}{',' if len(sizes) == 1 else ''}), device={device}, dtype=torch.{output.meta.dtype})"
-        )
+        shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
+        lines.append(f"{name} = torch.empty({shape}, device={device}, dtype=torch.{output.meta.dtype})")
     return lines
 
 

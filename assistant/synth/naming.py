@@ -1,8 +1,9 @@
 """Readable names for what the emitted module holds: values, parameters and kernels.
 
 Parameters are named by the end of their path (``norm.weight`` is ``norm_weight``), inputs by the user's argument,
-matrix products by their module (``gate_proj``), kernels by what they compute (``rms_norm``, ``linear_silu_mul``). Names
-are unique within one module and never those of the device functions, of Python or of the emitted code itself.
+what leaves a submodule by its name (``gate_proj``), kernels by what they compute (``rms_norm``,
+``linear_silu_mul``). Names are unique within one module and never those of the device functions, of Python or of the
+emitted code itself.
 
 Left out: guessing a formula's usual name beyond a few norms and softmax.
 """
@@ -15,7 +16,7 @@ import re
 from collections.abc import Iterable
 
 from drk.assistant.synth.device_math import FUNCTIONS
-from drk.assistant.synth.regions import Region
+from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.gym.graph import Graph
 
 _RESERVED = {
@@ -61,7 +62,7 @@ def value_names(graph: Graph) -> dict[str, str]:
         leaf = node.module.split(".")[-1]
         leaves_module = any(modules.get(user, "") != node.module for user in users[node.name])
         named = leaves_module and re.match(r"^[a-z]\w*$", leaf)
-        names[node.name] = table.claim(f"{leaf}_out" if named else node.name)
+        names[node.name] = table.claim(leaf if named else node.name)
     return names
 
 
@@ -82,6 +83,8 @@ def kernel_words(region: Region) -> str:
         )
     elif {"var", "rsqrt"} <= present or {"var", "sqrt"} <= present:
         rest = _fold_words(rest, {"mean", "var", "rsqrt", "sqrt", "sub", "mul", "add", "div"}, "layer_norm")
+    elif "rsqrt" in present and not present & REDUCTIONS and not region.products:
+        rest = _fold_words(rest, {"rsqrt", "sub", "mul", "add"}, "batch_norm")
     elif {"mean", "rsqrt"} <= present:
         rest = _fold_words(rest, {"mean", "pow", "square", "rsqrt", "mul", "add"}, "rms_norm")
     words += [word for word in dict.fromkeys(rest) if word not in _SKIP]

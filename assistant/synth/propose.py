@@ -18,8 +18,8 @@ from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
-from drk.assistant.synth.pointwise import write_pointwise
-from drk.assistant.synth.regions import Region, Rules, facts_of, plan
+from drk.assistant.synth.pointwise import BLOCKS, Block, write_pointwise
+from drk.assistant.synth.regions import Region, Rules, facts_of, plan, product_of
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.row_reduction import MAX_COLUMNS, write_row
 from drk.assistant.synth.tiles import Tile, ranked_tiles
@@ -29,11 +29,12 @@ from drk.gym.schema import Candidate
 
 @dataclass(frozen=True)
 class Variant:
-    """One way to compile a graph. ``tile_rank`` picks the n-th most promising tile for every product."""
+    """One way to compile a graph: rules for fusion, the n-th most promising tile for products, a block for the rest."""
 
     rules: Rules
-    tile_rank: int = 0
     note: str = ""
+    tile_rank: int = 0
+    block: Block = BLOCKS[0]
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
             kernel = write_matmul(group, name, names, facts.metas, known, tile)
         else:
             write = write_row if group.kind == "row" else write_pointwise
-            kernel = write(group, name, names, facts.metas, known)
+            kernel = write(group, name, names, facts.metas, known, variant.block)
         owned |= set(kernel.outputs)
         steps.append(Step(group.nodes, kernel))
     kernels = tuple(step.kernel for step in steps if step.kernel is not None)
@@ -150,20 +151,26 @@ class BuiltinProposer:
         and ``verdict``. An empty list means that nothing (more) can be proposed.
         """
         multiprocessors = _fact(hardware, "multiprocessors", 132)
-        tried = {turn.candidate.source for turn in history if getattr(turn, "candidate", None) is not None}
+        tried = {_code(turn.candidate.source) for turn in history if getattr(turn, "candidate", None) is not None}
         found: list[Candidate] = []
         for variant in variants(graph):
             try:
                 compiled = compile_graph(graph, variant, multiprocessors=multiprocessors)
             except UnsupportedGraph:
                 continue
-            if compiled.source in tried:
+            code = _code(compiled.source)
+            if code in tried:
                 continue
-            tried.add(compiled.source)
+            tried.add(code)
             found.append(Candidate(compiled.source, proposer=self.name, note=variant.note))
             if len(found) >= limit:
                 break
         return found
+
+
+def _code(source: str) -> str:
+    """The source without its module docstring, which says how a variant was chosen."""
+    return source.split('"""', 2)[-1]
 
 
 def _fact(hardware: Any, name: str, default: int) -> int:
@@ -172,18 +179,25 @@ def _fact(hardware: Any, name: str, default: int) -> int:
 
 
 def variants(graph: Graph) -> list[Variant]:
-    """All variants of a graph, most promising first."""
+    """All variants of a graph, most promising first; several may come to the same code."""
+    metas = graph.metas()
     full = Rules()
     single = replace(full, shared_left=False)
     library = replace(full, matmul=False)
-    half = not any(item.meta.dtype == "float32" for item in graph.placeholders if item.kind == "parameter")
+    half = not any(node.meta.dtype == "float32" for node in graph.nodes if product_of(node, metas) is not None)
     fused = [
-        Variant(full, 0, "Every product with its epilogue in one kernel"),
-        Variant(single, 0, "One kernel per product, with its epilogue"),
-        Variant(full, 1, "Every product with its epilogue in one kernel, second tile"),
-        Variant(single, 1, "One kernel per product, with its epilogue, second tile"),
-        Variant(full, 2, "Every product with its epilogue in one kernel, third tile"),
-        Variant(single, 2, "One kernel per product, with its epilogue, third tile"),
+        Variant(full, "Every product with its epilogue in one kernel"),
+        Variant(single, "One kernel per product, with its epilogue"),
+        Variant(full, "Every product with its epilogue in one kernel, second tile", 1, BLOCKS[1]),
+        Variant(single, "One kernel per product, with its epilogue, second tile", 1, BLOCKS[1]),
+        Variant(full, "Every product with its epilogue in one kernel, third tile", 2, BLOCKS[2]),
+        Variant(single, "One kernel per product, with its epilogue, third tile", 2, BLOCKS[2]),
     ]
-    plain = [Variant(library, 0, "Products by the library, everything between them fused")]
-    return [*plain, *fused] if half else [*fused[:2], *plain, *fused[2:]]
+    plain = [
+        Variant(library, "Products by the library, everything between them fused"),
+        Variant(library, "Products by the library, everything between them fused, larger blocks", 0, BLOCKS[1]),
+        Variant(library, "Products by the library, everything between them fused, more warps", 0, BLOCKS[3]),
+    ]
+    if half:
+        return [plain[0], *fused, *plain[1:]]
+    return [*fused[:2], plain[0], *fused[2:], *plain[1:]]

@@ -296,8 +296,9 @@ class _Planner:
                 for source in node.inputs() if node.name in fusible else ():
                     if source in fusible and source in nodes:
                         changed |= self._merge(self.group[source], self.group[node.name])
-        regions = [build_region(group, self.facts, self.rules) for group in self.members.values()]
-        return [region for region in regions if region is not None and region.names <= fusible]
+        groups = [group for group in self.members.values() if all(node.name in fusible for node in group)]
+        regions = [build_region(group, self.facts, self.rules) for group in groups]
+        return [region for region in regions if region is not None]
 
     def _fusible(self, node: Node) -> bool:
         if node.name in self.rules.excluded or any(name not in self.facts.metas for name in node.inputs()):

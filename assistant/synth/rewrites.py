@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from drk.assistant.synth.expression import is_pointwise
 from drk.gym.graph import Graph, Node, Pack, Ref, TensorMeta
 
 
@@ -68,6 +69,10 @@ def _result_meta(op: str, args: tuple[Any, ...], operands: list[TensorMeta]) -> 
         return contiguous_meta(shape, operands[0].dtype)
     if name == "view":
         return contiguous_meta(tuple(args[1]), operands[0].dtype)
+    if name == "slice":
+        axis, start, end = args[1:]
+        shape = tuple(end - start if index == axis else size for index, size in enumerate(operands[0].shape))
+        return replace(operands[0], shape=shape)
     shape = ()
     for meta in operands:
         shape = _broadcast(shape, meta.shape)
@@ -87,6 +92,7 @@ def rewrite(graph: Graph) -> Graph:
     users = graph.users()
     inputs = {item.name for item in graph.placeholders}
     draft = _Draft(graph.metas(), taken=inputs | {node.name for node in graph.nodes})
+    by_name = {node.name: node for node in graph.nodes}
     seen: dict[str, str] = {}
     for original in graph.nodes:
         node = replace(
@@ -94,7 +100,7 @@ def rewrite(graph: Graph) -> Graph:
             args=draft.resolve(original.args),
             kwargs={key: draft.resolve(value) for key, value in original.kwargs.items()},
         )
-        same = _identity_source(node, draft.metas)
+        same = _identity_source(node, draft.metas) or _needless_expand(node, users[node.name], by_name, draft.metas)
         if same is not None and not ("output" in users[node.name] and same in inputs):
             draft.renamed[node.name] = same
             continue
@@ -149,6 +155,22 @@ def _identity_source(node: Node, metas: Mapping[str, TensorMeta]) -> str | None:
     return None
 
 
+def _needless_expand(
+    node: Node, users: tuple[str, ...], by_name: Mapping[str, Node], metas: Mapping[str, TensorMeta]
+) -> str | None:
+    """Source of an ``expand`` that pointwise users do by themselves, since another operand has the full shape."""
+    if node.bare_op not in {"expand", "expand_as"} or not isinstance(node.args[0], Ref):
+        return None
+    for user in users:
+        other = by_name.get(user)
+        if other is None or not is_pointwise(other, metas):
+            return None
+        shapes = [metas[name].shape for name in other.inputs() if name != node.name]
+        if other.meta.shape not in shapes:
+            return None
+    return node.args[0].name
+
+
 # --- Written-out operators -----------------------------------------------------------------------------------
 
 
@@ -181,12 +203,36 @@ def _softmax(node: Node, draft: _Draft) -> Ref | None:
 def _logsumexp(node: Node, draft: _Draft) -> Ref | None:
     x = node.args[0]
     dims = _trailing(draft.metas[x.name], node.args[1])
-    if dims is None or not (len(node.args) > 2 and node.args[2] is True):
+    if dims is None:
         return None
     top = draft.emit(node, "row_max", "amax.default", x, dims, True)
     power = draft.emit(node, "exponential", "exp.default", draft.emit(node, "centred", "sub.Tensor", x, top))
     total = draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, True)
-    return draft.emit(node, "logsumexp", "add.Tensor", top, draft.emit(node, "log_sum", "log.default", total))
+    result = draft.emit(node, "log_of_sum", "add.Tensor", top, draft.emit(node, "log_sum", "log.default", total))
+    if len(node.args) > 2 and node.args[2] is True:
+        return result
+    return draft.emit(node, "squeezed", "view.default", result, node.meta.shape)
+
+
+def _vector_norm(node: Node, draft: _Draft) -> Ref | None:
+    order = node.args[1] if len(node.args) > 1 else 2
+    dims = _trailing(draft.metas[node.args[0].name], node.args[2]) if len(node.args) > 2 and node.args[2] else None
+    if order != 2 or dims is None or not (len(node.args) > 3 and node.args[3] is True) or node.kwargs.get("dtype"):
+        return None
+    square = draft.emit(node, "square", "pow.Tensor_Scalar", node.args[0], 2)
+    return draft.emit(node, "norm", "sqrt.default", draft.emit(node, "row_sum", "sum.dim_IntList", square, dims, True))
+
+
+def _glu(node: Node, draft: _Draft) -> Ref | None:
+    x = node.args[0]
+    meta = draft.metas[x.name]
+    dim = (node.args[1] if len(node.args) > 1 else -1) % len(meta.shape)
+    half = meta.shape[dim] // 2
+    if meta.dtype not in _FUSED or dim != len(meta.shape) - 1:
+        return None
+    value = draft.emit(node, "value", "slice.Tensor", x, dim, 0, half)
+    gate = draft.emit(node, "gate", "slice.Tensor", x, dim, half, 2 * half)
+    return draft.emit(node, "gated", "mul.Tensor", value, draft.emit(node, "opened", "sigmoid.default", gate))
 
 
 def _layer_norm(node: Node, draft: _Draft) -> Ref | None:
@@ -303,6 +349,8 @@ _DECOMPOSITIONS: Mapping[str, Callable[[Node, _Draft], Ref | None]] = {
     "log_softmax": _softmax,
     "_log_softmax": _softmax,
     "logsumexp": _logsumexp,
+    "linalg_vector_norm": _vector_norm,
+    "glu": _glu,
     "layer_norm": _layer_norm,
     "native_layer_norm": _native_first(_layer_norm),
     "rms_norm": _rms_norm,

@@ -25,6 +25,7 @@ from drk.assistant.synth.launcher import (
     result_line,
     shape_arguments,
 )
+from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.gym.graph import Node, TensorMeta
 
@@ -33,7 +34,12 @@ MAX_COLUMNS = 32_768
 
 
 def write_row(
-    region: Region, name: str, names: Mapping[str, str], metas: Mapping[str, TensorMeta], owned: frozenset[str]
+    region: Region,
+    name: str,
+    names: Mapping[str, str],
+    metas: Mapping[str, TensorMeta],
+    owned: frozenset[str],
+    block: Block,
 ) -> KernelText:
     """Return kernel and launcher of a row region; ``owned`` values are known to be contiguous."""
     body = Body(region, names, metas, two_dimensional=True)
@@ -58,7 +64,7 @@ def write_row(
     inputs = tuple(operand.value for operand in region.inputs)
     doc = f"Launch ``{name}_kernel`` with one program for each block of rows."
     values = [*pointers.values, "n_rows", "n_cols", *shapes.values]
-    launch = _launch_lines(body, name, values, owned)
+    launch = _launch_lines(body, name, values, owned, block)
     launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
     return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
 
@@ -109,7 +115,7 @@ def _variance(body: Body, node: Node, source: str, total: str) -> list[str]:
     return lines
 
 
-def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str]) -> list[str]:
+def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str], block: Block) -> list[str]:
     operands = all_operands(body)
     names = dict(body.names)
     n_cols = " * ".join(group_size_text(group, operands, names) for group in body.domain.cols)
@@ -121,8 +127,8 @@ def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str
         f"n_cols = {n_cols}",
         index_type_line(body),
         "block_n = triton.next_power_of_2(n_cols)",
-        "block_m = max(1, min(64, 1024 // block_n))",
-        "num_warps = max(1, min(16, block_m * block_n // 256))",
+        f"block_m = max(1, min(64, {block.elements} // block_n))",
+        f"num_warps = max(1, min(16, block_m * block_n // {block.per_warp}))",
         *call_lines(
             f"{name}_kernel",
             "(triton.cdiv(n_rows, block_m),)",

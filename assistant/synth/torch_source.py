@@ -24,7 +24,7 @@ _FUNCTIONS: Mapping[str, str] = {
     "aten.bmm.default": "torch.bmm",
     "aten.addmm.default": "torch.addmm",
     "aten.scaled_dot_product_attention.default": "F.scaled_dot_product_attention",
-    "aten.embedding.default": "F.embedding",
+    "aten.embedding.default": "torch.embedding",
     "aten.cat.default": "torch.cat",
     "aten.stack.default": "torch.stack",
 }

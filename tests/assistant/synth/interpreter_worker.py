@@ -1,0 +1,44 @@
+"""Runs emitted modules under Triton's interpreter: one request per line on stdin, one answer per line on stdout.
+
+A request names a folder with ``candidate.py`` and ``request.pt`` (state and argument lists); outputs go to
+``outputs.pt`` in it.
+"""
+
+import importlib.util
+import sys
+import traceback
+from pathlib import Path
+
+import torch
+
+
+def serve(folder: Path) -> str:
+    spec = importlib.util.spec_from_file_location(f"candidate_{folder.name}", folder / "candidate.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    request = torch.load(folder / "request.pt", weights_only=True)
+    model = module.ModelNew()
+    model.load_state_dict(request["state"])
+    model.eval()
+    outputs = []
+    with torch.no_grad():
+        for args in request["calls"]:
+            result = model(*args)
+            outputs.append(list(result) if isinstance(result, tuple) else [result])
+    torch.save(outputs, folder / "outputs.pt")
+    return "ok"
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    for line in sys.stdin:
+        try:
+            answer = serve(Path(line.strip()))
+        except Exception:
+            answer = repr(traceback.format_exc())
+        sys.stdout.write(answer + "\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()
