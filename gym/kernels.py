@@ -28,12 +28,18 @@ def kernel_row(row: Any) -> KernelRow | None:
         value = row.get(key)
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
+    def number(key: str) -> float | None:
+        value = row.get(key)
+        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
     grid = row.get("grid")
     return KernelRow(
         name=str(row.get("name", "?"))[:200],
         owned=bool(row.get("owned", True)),
         launches=whole("launches") or 0,
         grid=tuple(int(size) for size in grid[:3]) if isinstance(grid, list) else None,
+        time_us=number("time_us"),
+        share=number("share"),
         num_warps=whole("num_warps"),
         num_stages=whole("num_stages"),
         registers=whole("registers"),

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from drk.gym.judge import Evaluation
 
 MAX_CALLS = 50
+PROFILE_RUNS = 5
 CLOCK_SLACK_MS = 0.3
 
 
@@ -49,6 +50,18 @@ async def estimate_coverage(evaluation: Evaluation, runner: RunnerHandle, sessio
     evaluation.draft.coverage_estimate = coverage_estimate(theirs, mine.get("rows", []), target)
 
 
+async def profile_kernels(evaluation: Evaluation, runner: RunnerHandle) -> None:
+    """Measure which kernels the device time goes to, and the candidate's own share of it (coverage)."""
+    keys = [secrets.randbits(62) for _ in range(PROFILE_RUNS)]
+    with evaluation.draft.stage("profile"):
+        answer = await evaluation.ask(runner, "profile", "profile", evaluation.settings.limits.run_s, keys=keys)
+    rows = answer.get("kernels")
+    evaluation.draft.kernels = merge_kernels([], rows if isinstance(rows, list) else [])
+    share = answer.get("coverage")
+    if isinstance(share, int | float) and 0.0 <= share <= 1.0:
+        evaluation.draft.coverage = float(share)
+
+
 class Measurement:
     """Timing on one GPU."""
 
@@ -59,6 +72,7 @@ class Measurement:
 
     async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
         """Time a correct candidate against its baselines; add speed-ups and latencies to the draft."""
+        await profile_kernels(evaluation, runner)
         if not self.timing.enabled:
             return
         async with session.lock, self.lock.exclusive():

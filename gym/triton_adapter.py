@@ -207,18 +207,31 @@ def watch_launches(callback: Callable[[int, str], None]) -> Iterator[None]:
         facts = metadata.data if hasattr(metadata, "data") else {}
         callback(int(facts.get("function") or 0), str(facts.get("name", "")))
 
-    chain = knobs.runtime.launch_enter_hook
+    with _hooked("launch_enter_hook", hook):
+        yield
+
+
+@contextlib.contextmanager
+def watch_launch_ends(callback: Callable[[], None]) -> Iterator[None]:
+    """Call ``callback()`` after each launch was issued."""
+    with _hooked("launch_exit_hook", lambda _metadata: callback()):
+        yield
+
+
+@contextlib.contextmanager
+def _hooked(name: str, hook: Callable[[Any], None]) -> Iterator[None]:
+    chain = getattr(knobs.runtime, name)
     if hasattr(chain, "add"):
         chain.add(hook)
     else:  # one slot in older releases
-        knobs.runtime.launch_enter_hook = hook
+        setattr(knobs.runtime, name, hook)
     try:
         yield
     finally:
         if hasattr(chain, "remove"):
             chain.remove(hook)
         else:
-            knobs.runtime.launch_enter_hook = chain
+            setattr(knobs.runtime, name, chain)
 
 
 @contextlib.contextmanager

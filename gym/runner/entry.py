@@ -18,7 +18,7 @@ import torch
 
 from drk.gym.errors import GymError
 from drk.gym.protocol import Channel
-from drk.gym.runner import interpreter, remap, stub_driver, timing
+from drk.gym.runner import interpreter, profile, remap, stub_driver, timing
 from drk.gym.runner.loading import LoadFailure
 from drk.gym.runner.session import Session
 from drk.gym.sandbox import Layers, Policy, enter
@@ -86,6 +86,7 @@ def handlers(session: Session) -> dict[str, Callable[[dict[str, Any], list[int]]
         "outputs": timer.outputs,
         "capture": session.capture,
         "operators": session.operators,
+        "profile": lambda message, _fds: profile.profile(session, message),
         "kernels": lambda _message, _fds: {"kernels": kernel_rows(session)},
     }
 
