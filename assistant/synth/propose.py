@@ -147,10 +147,10 @@ class BuiltinProposer:
     ) -> list[Candidate]:
         """Return up to ``limit`` candidates, most promising first; those already in ``history`` are left out.
 
-        ``hardware`` may be a mapping or object with ``multiprocessors``; ``history`` holds turns with ``candidate``
+        ``hardware`` may be a mapping or object with ``sm_count``; ``history`` holds turns with ``candidate``
         and ``verdict``. An empty list means that nothing (more) can be proposed.
         """
-        multiprocessors = _fact(hardware, "multiprocessors", 132)
+        multiprocessors = _fact(hardware, "sm_count", 132)
         tried = {_code(turn.candidate.source) for turn in history if getattr(turn, "candidate", None) is not None}
         found: list[Candidate] = []
         for variant in variants(graph):
