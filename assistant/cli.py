@@ -43,19 +43,27 @@ class Lazy:
 
 
 COMMANDS: Mapping[str, Lazy] = {
+    "optimize": Lazy(
+        "drk.assistant.optimize_command", "optimize", "Find, verify and hand over faster Triton kernels for a module."
+    ),
     "verify": Lazy(
         "drk.assistant.verify_command",
         "verify",
         "Judge one candidate kernel against a reference: correct, honest, fast?",
     ),
+    "apply": Lazy("drk.assistant.apply_command", "apply", "Put a run's kernels to use in your file."),
+    "restore": Lazy("drk.assistant.apply_command", "restore", "Take them out of it again."),
+    "runs": Lazy("drk.assistant.runs_command", "app", "List, show or remove runs of drk optimize."),
     "doctor": Lazy("drk.assistant.doctor", "doctor", "Check this machine, and show settings with their origins."),
 }
 
 EXAMPLES = """\b
 Examples:
-  drk verify model.py candidate.py            is this kernel right, honest and faster?
-  drk verify model.py candidate.py --format json
-  drk doctor                                  what works on this machine
+  drk optimize model.py               find faster kernels for the module in model.py
+  drk optimize model.py:Net --input 'x=f32[128,1024]'
+  drk apply                           put the latest run's kernels to use in your file
+  drk verify model.py candidate.py    is this kernel right, honest and faster?
+  drk doctor                          what works on this machine
 """
 
 
@@ -119,6 +127,8 @@ def load_command(name: str, lazy: Lazy) -> Any:
     found.rich_markup_mode = None
     command = build_command(found)
     command.name = name
+    if isinstance(command, TyperGroup):
+        command.no_args_is_help = False  # "missing command", in our form, rather than a page of help as an error
     _add_global_options(command)
     return command
 

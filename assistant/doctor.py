@@ -92,8 +92,10 @@ def run_probe(*words: str, interpret: bool) -> dict[str, Any]:
         except subprocess.TimeoutExpired:
             return {"error": f"no answer within {PROBE_TIMEOUT_S:g} s"}
     if done.returncode:
-        lines = done.stderr.strip().splitlines()
-        return {"error": lines[-1] if lines else f"exit status {done.returncode}"}
+        lines = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        return {
+            "error": next((line for line in lines if re.match(r"[\w.]*(Error|Exception|Failed)\w*:", line)), lines[-1])
+        }
     answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return answer
 
