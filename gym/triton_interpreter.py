@@ -28,7 +28,7 @@ from triton.runtime import interpreter as ti
 
 from drk.gym.runner.patching import replace_attribute
 from drk.gym.triton_adapter import skip_benchmarks
-from drk.gym.triton_operations import Observer, builder_patches, generic_reduce, generic_scan
+from drk.gym.triton_operations import Observer, builder_patches, generic_reduce, generic_scan, numpy_dtype, refused
 
 _DOT_PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
 
@@ -194,8 +194,14 @@ def patch_interpreter(observer: Observer, *, emulate_tf32: bool = False) -> Iter
         for name, wrap in builder_patches(observer, emulate_tf32).items():
             before = getattr(ti.InterpreterBuilder, name, None)
             replace_attribute(stack, ti.InterpreterBuilder, name, wrap(before))
-        options = dataclasses.replace(ti.interpreter_builder.options, allowed_dot_input_precisions=_DOT_PRECISIONS)
+        # Triton computes an overflow check in int64 after each integer operation and then drops it, debug being off.
+        options = dataclasses.replace(
+            ti.interpreter_builder.options, allowed_dot_input_precisions=_DOT_PRECISIONS, sanitize_overflow=False
+        )
         replace_attribute(stack, ti.interpreter_builder, "options", options)
+        # Its own checks of the formats already fail in the interpreter.
+        replace_attribute(stack, type(ti.interpreter_semantic), "dot_scaled", refused("tl.dot_scaled"))
+        replace_attribute(stack, ti, "_get_np_dtype", numpy_dtype)
         replace_attribute(stack, ti.ReduceOps, "generic_reduce", generic_reduce)
         replace_attribute(stack, ti.ScanOps, "generic_scan", generic_scan)
         replace_attribute(stack, ti.FunctionRewriter, "_transform_ast", _transform)

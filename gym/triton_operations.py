@@ -12,7 +12,8 @@ of additions inside a dot or a sum is numpy's, not the hardware's.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import numpy as np
@@ -43,6 +44,25 @@ class Observer(Protocol):
 
 
 # --- Values ----------------------------------------------------------------------------------------------------
+
+
+_NUMPY_DTYPES: Mapping[str, np.dtype[Any]] = MappingProxyType(
+    {
+        "int1": np.dtype(np.bool_),
+        "fp16": np.dtype(np.float16),
+        "fp32": np.dtype(np.float32),
+        "fp64": np.dtype(np.float64),
+        "bf16": np.dtype(np.uint16),
+        **{f"{sign}int{bits}": np.dtype(f"{sign}int{bits}") for sign in ("", "u") for bits in (8, 16, 32, 64)},
+        **{f"fp8{kind}": np.dtype(np.uint8) for kind in ("e5", "e5b16", "e4nv", "e4b8", "e4b15")},
+    }
+)
+
+
+def numpy_dtype(dtype: Any) -> np.dtype[Any]:
+    """Return the numpy type that holds a Triton type's bits; Triton's own function builds its table at each call."""
+    scalar = dtype.scalar
+    return np.dtype(np.uint64) if scalar.is_ptr() else _NUMPY_DTYPES[scalar.name]
 
 
 def _format(handle: Any) -> str | None:
@@ -107,7 +127,7 @@ def _cast(before: Any) -> Any:
         if _format(src) is None and not narrow:
             return before(self, src, dst_type)
         values = _values(src)
-        return _handle(values if narrow else values.astype(ti._get_np_dtype(dst_type)), dst_type)
+        return _handle(values if narrow else values.astype(numpy_dtype(dst_type)), dst_type)
 
     return cast_impl
 
@@ -148,11 +168,13 @@ def _dot(observer: Observer, emulate_tf32: bool) -> Callable[[Any], Any]:
     return wrap
 
 
-def _refused(what: str) -> Callable[[Any], Any]:
+def refused(what: str) -> Callable[..., Any]:
+    """Return a function that raises :class:`InterpreterUnsupported` for ``what``."""
+
     def refuse(*_args: Any, **_kwargs: Any) -> Any:
         raise InterpreterUnsupported(f"{what} is not supported by Triton's interpreter")
 
-    return lambda _before: refuse
+    return refuse
 
 
 def _atomic(before: Any) -> Any:
@@ -169,7 +191,7 @@ def _extern(_before: Any) -> Any:
         if libdevice.find(symbol) is None:
             raise InterpreterUnsupported(f"{symbol} is not supported by Triton's interpreter")
         arrays = [_values(arg) for arg in args]
-        result = libdevice.call(symbol, arrays, ti._get_np_dtype(ret_type.scalar))
+        result = libdevice.call(symbol, arrays, numpy_dtype(ret_type.scalar))
         return ti.TensorHandle(result, ret_type.scalar)
 
     return create_extern
@@ -192,8 +214,7 @@ def builder_patches(observer: Observer, emulate_tf32: bool) -> dict[str, Callabl
         "cast_impl": _cast,
         "create_fp_to_fp": _float_cast,
         "create_dot": _dot(observer, emulate_tf32),
-        "create_dot_scaled": _refused("tl.dot_scaled"),
-        "create_inline_asm": _refused("inline assembly"),
+        "create_inline_asm": lambda _before: refused("inline assembly"),
         "create_extern_elementwise": _extern,
         "create_atomic_rmw": _atomic,
         "get_bf16": lambda _before: lambda _self, value: _handle(np.array([value], dtype=np.float32), tl.bfloat16),
