@@ -168,8 +168,13 @@ def _nothing(*_args: Any, **_kwargs: Any) -> Iterator[None]:
     yield
 
 
-def _ignore(*_args: Any, **_kwargs: Any) -> None:
-    return None
+def _ignoring() -> Callable[..., None]:
+    """Return a new function that does nothing; dynamo refuses one object under several names of torch."""
+
+    def ignore(*_args: Any, **_kwargs: Any) -> None:
+        return None
+
+    return ignore
 
 
 def _constant(value: Any) -> Callable[..., Any]:
@@ -219,7 +224,7 @@ def torch_cuda_members(facts: DeviceFacts) -> dict[str, Any]:
     Names are those of ``torch.cuda``; the caller sets and restores them.
     """
     stream = Stream()
-    members: dict[str, Any] = dict.fromkeys(_IGNORED, _ignore)
+    members: dict[str, Any] = {name: _ignoring() for name in _IGNORED}
     members |= {name: _constant(0) for name in _ZERO}
     members |= {name: _refuse(feature) for name, feature in _REFUSED.items()}
     members |= {f"{kind}Tensor": getattr(torch, f"{kind}Tensor") for kind in _LEGACY_TENSORS}
@@ -270,7 +275,7 @@ def _random_members() -> dict[str, Any]:
 
 def nvtx_members() -> dict[str, Any]:
     """Return what ``torch.cuda.nvtx`` holds: markers that go nowhere."""
-    return {"range_push": _ignore, "range_pop": _ignore, "mark": _ignore, "range": _nothing}
+    return {"range_push": _ignoring(), "range_pop": _ignoring(), "mark": _ignoring(), "range": _nothing}
 
 
 def accelerator_members() -> dict[str, Any]:
@@ -281,7 +286,7 @@ def accelerator_members() -> dict[str, Any]:
         "current_accelerator": _constant(torch.device("cuda")),
         "current_device_index": _constant(0),
         "current_device_idx": _constant(0),
-        "set_device_index": _ignore,
-        "synchronize": _ignore,
+        "set_device_index": _ignoring(),
+        "synchronize": _ignoring(),
         "current_stream": _constant(Stream()),
     }

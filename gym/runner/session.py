@@ -203,8 +203,12 @@ class Session:
         finally:
             self.reduce = reduce
         self.snapshot.restore(self.built)
-        with torch.no_grad():
-            return {"graph": graph_capture.capture(self.built, args, kwargs)}
+        try:
+            with torch.no_grad():
+                return {"graph": graph_capture.capture(self.built, args, kwargs)}
+        except graph_capture.CaptureError as error:
+            told = "; ".join(f"{method}: {reason}" for method, reason in error.attempts.items())
+            raise loading.LoadFailure("load", "capture", f"{error} ({told})") from error
 
     def operators(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Return the ATen operators of one call, for the coverage estimate."""
