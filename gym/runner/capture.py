@@ -79,7 +79,8 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
             attempts[name] = f"{type(error).__name__}: {str(error)[:500]}"
             continue
         return _to_json(traced, module, args, kwargs)
-    raise CaptureError("the module could not be captured as a graph", attempts)
+    reasons = "; ".join(f"{name}: {reason[:200]}" for name, reason in attempts.items())
+    raise CaptureError(f"the module could not be captured as a graph ({reasons})", attempts)
 
 
 # --- Methods -------------------------------------------------------------------------------------------------
