@@ -143,6 +143,22 @@ def test_each_side_of_the_clip(ratio, advantage, wanted, learns):
     assert (logp.grad.item() != 0) == learns
 
 
+def test_statistics_count_tokens_on_the_mask_by_their_side():
+    logp = torch.tensor([[5.0, 5.0, 0.5, 1.0]]).log()
+    mask = torch.tensor([[1.0, 0.0, 1.0, 1.0]])
+    bad, good = (loss_statistics(logp, torch.zeros(1, 4), torch.tensor([sign]), mask) for sign in (-1.0, 1.0))
+    assert (bad.above, bad.below, bad.dual) == pytest.approx((1 / 3, 1 / 3, 1 / 3))
+    assert (good.above, good.below, good.dual) == pytest.approx((1 / 3, 1 / 3, 0.0))
+    assert loss_statistics(logp, torch.zeros(1, 4), torch.tensor([-1.0]), mask, dual_clip=None).dual == 0.0
+    assert bad.k1_kl == pytest.approx(-math.log(2.5) / 3)
+
+
+def test_without_a_dual_clip_the_loss_grows_with_the_ratio():
+    logp = torch.tensor([[math.log(5.0)]])
+    loss = policy_loss(logp, torch.zeros(1, 1), torch.tensor([-1.0]), torch.ones(1, 1), scale=1.0, dual_clip=None)
+    assert loss.item() == pytest.approx(5.0)
+
+
 def test_weights_scale_token_losses_without_a_gradient():
     logp = torch.zeros(1, 2, requires_grad=True)
     weights = torch.tensor([[0.5, 2.0]], requires_grad=True)

@@ -168,6 +168,7 @@ def test_padding_rows_count_only_when_asked_to():
     index, live = pad_rows(2, multiple=5, how="duplicate")
     assert index.tolist() == [0, 1, 0, 1, 0]
     assert live.all()
+    assert pad_rows(1, multiple=2)[0].tolist() == [0, 0]
     index, live = pad_rows(4, multiple=4)
     assert index.tolist() == [0, 1, 2, 3]
     assert live.all()
