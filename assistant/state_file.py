@@ -8,7 +8,8 @@ runs in a sandboxed process (:mod:`drk.gym.runner.state_conversion`); without on
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,19 @@ from drk.gym.wire import MAX_TENSOR_BYTES
 StateConverter = Callable[[Path], bytes]
 MAX_HEADER_BYTES = 100 * 2**20
 PREFIX = "state."
+SAFETENSORS_TYPES = {
+    "bool": ("BOOL", 1),
+    "uint8": ("U8", 1),
+    "int8": ("I8", 1),
+    "int16": ("I16", 2),
+    "int32": ("I32", 4),
+    "int64": ("I64", 8),
+    "float16": ("F16", 2),
+    "bfloat16": ("BF16", 2),
+    "float32": ("F32", 4),
+    "float64": ("F64", 8),
+}
+"""Torch dtype name -> safetensors name and width in bytes."""
 
 
 def _malformed(name: str, why: str) -> TargetError:
@@ -54,9 +68,49 @@ def prefix_keys(data: bytes, name: str, prefix: str = PREFIX) -> bytes:
     """
     header, body = _split(data, name)
     renamed = {f"{prefix}{key}": row for key, row in header.items() if key != "__metadata__"}
-    text = json.dumps(renamed, separators=(",", ":")).encode()
+    return _join(renamed, body)
+
+
+def _join(header: dict[str, Any], body: bytes) -> bytes:
+    text = json.dumps(header, separators=(",", ":")).encode()
     text += b" " * (-len(text) % 8)
     return len(text).to_bytes(8, "little") + text + body
+
+
+def build_blob(rows: Iterable[tuple[str, str, Sequence[int], bytes]]) -> bytes:
+    """Return a safetensors blob of ``(key, torch dtype name, shape, row-major bytes)`` rows.
+
+    Raises:
+        TargetError: kind ``state-dict``, when a dtype has no safetensors name or the bytes do not fit the shape.
+    """
+    header: dict[str, Any] = {}
+    body = bytearray()
+    for key, dtype, shape, data in rows:
+        if dtype not in SAFETENSORS_TYPES:
+            raise TargetError(f"{key}: {dtype} tensors cannot travel", kind="state-dict")
+        code, width = SAFETENSORS_TYPES[dtype]
+        if len(data) != math.prod(shape) * width:
+            raise TargetError(f"{key}: {len(data)} bytes do not fit {dtype}{list(shape)}", kind="state-dict")
+        header[key] = {"dtype": code, "shape": list(shape), "data_offsets": [len(body), len(body) + len(data)]}
+        body += data
+    return _join(header, bytes(body))
+
+
+def merge_blobs(first: bytes | None, second: bytes | None) -> bytes | None:
+    """Return one safetensors blob with the keys of both; None when there is nothing.
+
+    Raises:
+        TargetError: kind ``state-dict``, when one is malformed.
+    """
+    if first is None or second is None:
+        return first if second is None else second
+    header, body = _split(first, "the first blob")
+    other_header, other_body = _split(second, "the second blob")
+    merged = {key: row for key, row in header.items() if key != "__metadata__"}
+    for key, row in other_header.items():
+        if key != "__metadata__":
+            merged[key] = {**row, "data_offsets": [end + len(body) for end in row["data_offsets"]]}
+    return _join(merged, body + other_body)
 
 
 def read_state(path: Path, cwd: Path | None = None, convert: StateConverter | None = None) -> bytes:

@@ -5,7 +5,7 @@ import torch
 from safetensors.torch import load, save, save_file
 
 from drk.assistant.errors import TargetError
-from drk.assistant.state_file import prefix_keys, read_state
+from drk.assistant.state_file import SAFETENSORS_TYPES, build_blob, merge_blobs, prefix_keys, read_state
 
 
 def test_keys_are_renamed_and_values_kept(tmp_path):
@@ -52,3 +52,26 @@ def test_pickled_files_need_a_converter(tmp_path):
 def test_missing_file(tmp_path):
     with pytest.raises(TargetError, match="does not exist"):
         read_state(tmp_path / "none.safetensors")
+
+
+@pytest.mark.parametrize("name", sorted(SAFETENSORS_TYPES))
+def test_built_blobs_are_read_by_the_library(name):
+    tensor = torch.tensor([[0, 1, 1]]).to(getattr(torch, name))
+    raw = tensor.reshape(-1).view(torch.uint8).numpy().tobytes()
+    loaded = load(build_blob([("a", name, (1, 3), raw), ("b", name, (0,), b"")]))
+    assert loaded["a"].dtype == tensor.dtype
+    assert torch.equal(loaded["a"], tensor)
+
+
+def test_blobs_are_merged():
+    both = load(merge_blobs(save({"a": torch.ones(3)}, metadata={"x": "y"}), save({"b": torch.arange(4)})))
+    assert torch.equal(both["a"], torch.ones(3))
+    assert torch.equal(both["b"], torch.arange(4))
+    assert merge_blobs(None, b"x") == merge_blobs(b"x", None) == b"x"
+    assert merge_blobs(None, None) is None
+
+
+@pytest.mark.parametrize("row", [("a", "complex64", (1,), b"12345678"), ("a", "float32", (2,), b"1234")])
+def test_rows_that_make_no_blob(row):
+    with pytest.raises(TargetError):
+        build_blob([row])
