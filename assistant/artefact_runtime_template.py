@@ -17,6 +17,7 @@ from __future__ import annotations
 import functools
 import inspect
 import logging
+import types
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -152,6 +153,10 @@ class _Dispatch:
         self.trusted_batches = {_BATCH}
         self.converted: tuple[Any, ...] = ()
         self.signature: inspect.Signature | None = None
+        call = type(owner).forward if isinstance(owner, nn.Module) else owner
+        # whoever asks for the signature or the code (torch.export does) gets the original's
+        self.__wrapped__ = types.MethodType(call, owner) if isinstance(owner, nn.Module) else call
+        self.__code__ = getattr(call, "__code__", None)
         self.names: list[str] | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -224,10 +229,8 @@ class _Dispatch:
 
     def prepare(self) -> nn.Module:
         """Build the kernels' module and tie its parameters and buffers to the owner's."""
-        call = type(self.owner).forward if isinstance(self.owner, nn.Module) else self.owner
-        self.signature = inspect.signature(call)
-        parameters = list(self.signature.parameters.values())[1 if isinstance(self.owner, nn.Module) else 0 :]
-        self.signature = self.signature.replace(parameters=parameters)
+        self.signature = inspect.signature(self.__wrapped__)
+        parameters = self.signature.parameters.values()
         plain = all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in parameters)
         self.names = [one.name for one in parameters] if plain else None
         if isinstance(self.owner, nn.Module):
