@@ -25,6 +25,7 @@ def test_all_equals_what_is_there(name: str) -> None:
         word
         for word, value in vars(package).items()
         if not word.startswith("_")
+        and word != "TYPE_CHECKING"
         and not isinstance(value, types.ModuleType)
         and getattr(value, "__module__", name).startswith("drk.")
     }
