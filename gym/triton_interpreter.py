@@ -110,6 +110,8 @@ class _LanguageScope:
         if self._scope is not None and languages <= self._patched:
             return self._scope
         scope = self._patch_lang(function)
+        # As in 3.7; 3.6 converts an array of one element, which numpy no longer does.
+        scope.set_attr(tl.tensor, "__index__", lambda tensor: int(tensor.handle.data.item()))
         self._patched |= languages
         if self._scope is None:
             self._scope = scope
