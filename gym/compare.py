@@ -199,3 +199,22 @@ def compare_leaf(
     if reference.is_floating_point() or reference.is_complex():
         return compare_float(name, value, truth, reference)
     return compare_exact(name, value, truth, reference)
+
+
+def compare_timed(name: str, value: torch.Tensor | None, reference: torch.Tensor, like: Cell | None) -> Cell:
+    """Judge an output of a timed run against the reference's on the same inputs, without a new float64 truth.
+
+    By the triangle inequality the two may differ by what the candidate is allowed plus what the reference errs by;
+    ``like`` is the same leaf's cell from the correctness trials. Without one, integers must be equal.
+    """
+    if value is None or value.shape != reference.shape or value.dtype != reference.dtype:
+        return Cell(name, passed=False, reason="a timed run returned something of another form")
+    if like is None or like.rms_limit is None or like.max_limit is None:
+        different = int((value != reference).sum())
+        return Cell(name, passed=not different, reason=f"{different} elements differ" if different else "")
+    found = error_stats(value, reference.double(), reference)
+    rms_limit, max_limit = like.rms_limit + (like.reference_rms or 0.0), like.max_limit + (like.reference_max or 0.0)
+    # One draw's errors vary around the trials' errors, hence the factor.
+    passed = not found.bad and found.rms <= 1.5 * rms_limit and found.max <= 2.0 * max_limit
+    reason = "" if passed else f"a timed run's output is off by {found.rms:.3g} RMS; {1.5 * rms_limit:.3g} is allowed"
+    return Cell(name, passed, reason, rms=found.rms, max=found.max, rms_limit=rms_limit, max_limit=max_limit)

@@ -40,7 +40,7 @@ class Timing:
     max_pairs: int = 200
     target_halfwidth: float = 0.01
     max_s: float = 3.0
-    window_us: float = 200.0
+    window_us: float = 400.0
     compile_baseline: bool = True
 
 
