@@ -4,8 +4,8 @@ The graph comes from ``torch.export`` without dynamo (``strict=False``), else wi
 ``make_fx`` on real values. It stays high-level: ``linear``, ``softmax``, ``layer_norm``, ``conv2d`` and
 ``scaled_dot_product_attention`` are kept as single nodes; only in-place operators are made functional.
 
-What it leaves out: shapes are those of the given call (specialised), data-dependent control flow is only taken as it
-went (``make_fx``, said in ``notes``), and outputs other than tensors, numbers, tuples, lists and dicts are refused.
+What it leaves out: shapes are those of the given call (specialised), and modules whose control flow depends on values
+are refused, as are outputs other than tensors, numbers, tuples, lists and dicts.
 The result is untrusted data to whoever reads it: :mod:`drk.gym.graph` validates it.
 """
 
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import inspect
 import math
+import operator
 import re
 import warnings
 from collections.abc import Callable, Sequence
@@ -27,6 +28,7 @@ GRAPH_VERSION = 1
 MAX_INLINE_ELEMENTS = 64
 """Constants up to this size travel by value."""
 
+_PLAIN = (torch.Tensor, bool, int, float, str, type(None))
 _STACK_FRAME = re.compile(r'File "([^"]+)", line (\d+), in ')
 _INPLACE = re.compile(r"[a-z0-9]_$")
 
@@ -148,11 +150,16 @@ def _by_make_fx(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, 
         overrides = dict(zip(keys, tensors[: len(keys)], strict=True))
         result = torch.func.functional_call(module, overrides, call_args, call_kwargs)
         flat, out_spec = pytree.tree_flatten(result)
+        odd = next((item for item in flat if not isinstance(item, _PLAIN)), None)
+        if odd is not None:
+            raise CaptureError(f"the output holds a {type(odd).__name__}, which a graph cannot state")
         spec[:] = [out_spec]
         return flat
 
     tensors = [*(state[key].detach() for key in keys), *(flat_inputs[index] for index in where)]
-    traced = make_fx(torch.func.functionalize(flat_call), tracing_mode="real", pre_dispatch=True)(*tensors)
+    traced = make_fx(flat_call, tracing_mode="real", pre_dispatch=True)(*tensors)
+    if any(_mutates(node) for node in traced.graph.nodes):
+        raise CaptureError("the module changes tensors in place, which tracing does not make functional")
     names = [node for node in traced.graph.nodes if node.op == "placeholder"]
     parameters = {key for key, _ in module.named_parameters()}
     placeholders: list[dict[str, Any]] = [
@@ -168,7 +175,7 @@ def _by_make_fx(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, 
             | {"value": _inline(value)}
         )
     output = next(node for node in traced.graph.nodes if node.op == "output").args[0]
-    note = "traced on real values: branches that depend on data are taken as they went"
+    note = "torch.export could not take this module; it was traced on real values"
     return _Traced("make_fx", traced.graph, placeholders, list(output), spec[0], {}, [note])
 
 
@@ -193,9 +200,12 @@ def _to_json(traced: _Traced, module: torch.nn.Module, args: Sequence[Any], kwar
 
 def _node(node: fx.Node) -> dict[str, Any]:
     target = node.target
-    op = f"aten.{target.__name__}" if isinstance(target, torch._ops.OpOverload) else getattr(target, "__name__", "")
-    if isinstance(target, torch._ops.OpOverload) and target.namespace != "aten":
+    if isinstance(target, torch._ops.OpOverload):
         op = f"{target.namespace}.{target.__name__}"
+    elif target is operator.getitem:
+        op = "getitem"
+    else:
+        raise CaptureError(f"the graph calls {getattr(target, '__name__', target)!r}, which is no operator")
     stack = list((node.meta.get("nn_module_stack") or {}).values())
     path, kind = (stack[-1][0], stack[-1][1]) if stack else ("", "")
     frames = _STACK_FRAME.findall(node.meta.get("stack_trace") or "")
