@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from drk.gym.sandbox.entry import adopt_orphans, enter, protect_process
 from drk.gym.sandbox.layers import Layer, Layers, achieved_level, lacking, require
-from drk.gym.sandbox.policy import Level, Policy, environment
+from drk.gym.sandbox.policy import Level, Policy, environment, scrub
 from drk.gym.sandbox.probe import probe
 from drk.gym.sandbox.watch import MemoryWatch, Process, Usage, descendants, scratch_bytes, strays, terminate
 
@@ -29,6 +29,7 @@ __all__ = [
     "protect_process",
     "require",
     "scratch_bytes",
+    "scrub",
     "strays",
     "terminate",
 ]

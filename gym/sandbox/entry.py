@@ -7,7 +7,7 @@ capabilities, no_new_privs, PDEATHSIG, Landlock, seccomp. Landlock comes after t
 
 Left out: the limits that the kernel has no rule for (memory of a tree, size of scratch), which the Judge watches with
 :mod:`drk.gym.sandbox.watch`. What Python's heap inherited from the zygote stays readable: start the zygote with
-:func:`drk.gym.sandbox.environment`.
+:func:`drk.gym.sandbox.scrub`.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@ it is found out once by :func:`drk.gym.sandbox.probe`. The environment is an all
 here does not pass, and one whose name sounds like a secret never does, whatever its prefix.
 
 Limit: an environment is also visible in ``/proc/self/environ`` and in Python's heap, so the zygote itself has to be
-started with :func:`environment`; a fork cannot take back what its parent has read.
+started with :func:`scrub`; a fork cannot take back what its parent has read.
 """
 
 from __future__ import annotations
@@ -125,6 +125,11 @@ def _open_path(path: str, roots: Iterable[str]) -> str:
     prefixes = tuple(root.rstrip("/") + "/" for root in roots)
     entries = [entry for entry in path.split(":") if entry.startswith("/")]
     return ":".join(entry for entry in entries if (os.path.realpath(entry) + "/").startswith(prefixes)) or _PATH
+
+
+def scrub(base: Mapping[str, str]) -> dict[str, str]:
+    """What the allow-list passes of ``base``, with home and module path: the environment for the zygote itself."""
+    return {name: value for name, value in base.items() if _passes(name) or name in ("HOME", "PYTHONPATH")}
 
 
 def environment(policy: Policy, base: Mapping[str, str], roots: tuple[str, ...] | None = None) -> dict[str, str]:

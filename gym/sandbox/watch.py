@@ -5,7 +5,8 @@ All by ``/proc``, for the cases in which no cgroup is delegated. :class:`MemoryW
 the exact proportional set size, since forks share pages. :func:`terminate` stops every descendant first, so that
 nothing can fork away, then kills; with a pid namespace the kernel does it.
 
-Limits: GPU memory is not seen here. Files that were unlinked, mapped and closed are not counted. A process tree that
+Limits: GPU memory is not seen here, nor the 64 MiB of a private ``/dev/shm``. Files that were unlinked, mapped and
+closed are not counted on disk. A process tree that
 lost its root falls to the nearest subreaper (see ``adopt_orphans``), whose :func:`strays` ends it.
 """
 
@@ -204,7 +205,8 @@ def _status_bytes(pid: int, path: str, names: frozenset[str]) -> int:
 
 _ANONYMOUS = frozenset({"RssAnon", "VmSwap"})
 _SHARED = frozenset({"RssShmem"})
-_PROPORTIONAL = frozenset({"Pss", "SwapPss"})
+_PROPORTIONAL = frozenset({"Pss_Anon", "SwapPss"})
+_PROPORTIONAL_SHARED = frozenset({"Pss_Shmem"})
 
 
 def _open_files(pid: int, seen: dict[tuple[int, int], tuple[int, bool]]) -> None:
@@ -253,7 +255,9 @@ class MemoryWatch:
         upper = anonymous + shared_files + mapped
         if upper - self.baseline_bytes <= self.limit_bytes:
             return Usage(max(0, upper - self.baseline_bytes), threads, unlinked, exact=False)
-        exact = max(sum(_status_bytes(p.pid, "smaps_rollup", _PROPORTIONAL) for p in tree), shared_files)
+        private = sum(_status_bytes(p.pid, "smaps_rollup", _PROPORTIONAL) for p in tree)
+        shared = sum(_status_bytes(p.pid, "smaps_rollup", _PROPORTIONAL_SHARED) for p in tree)
+        exact = private + max(shared, shared_files)  # mapped or not, a shared file counts once
         return Usage(max(0, exact - self.baseline_bytes), threads, unlinked, exact=True)
 
     def exceeded(self) -> bool:
