@@ -178,6 +178,9 @@ def test_wilson_says_something_at_the_ends():
     assert none.high == pytest.approx(0.2775, abs=1e-4)  # z^2 / (n + z^2)
     assert every.high == 1.0
     assert every.low == pytest.approx(1 - none.high)
+    assert metrics.wilson(1, 1).low == pytest.approx(0.2065, abs=1e-4)  # 1 / (1 + z^2)
+    one = metrics.wilson(1, 10)
+    assert (one.low, one.high) == pytest.approx((0.0179, 0.4042), abs=1e-4)
     half = metrics.wilson(50, 100)
     assert (half.low, half.high) == pytest.approx((0.4038, 0.5962), abs=1e-4)
 
