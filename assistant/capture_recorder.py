@@ -123,7 +123,7 @@ class Recorder:
         torch = sys.modules["torch"]
         if value.layout != torch.strided:
             return {"kind": "unsupported", "type": str(value.layout)}
-        spec = {
+        spec: dict[str, Any] = {
             "kind": "tensor",
             "shape": list(value.shape),
             "dtype": str(value.dtype).removeprefix("torch."),
@@ -170,7 +170,7 @@ def watch(module_class: Any, recorder: Recorder) -> None:
     """Let ``torch.nn.Module`` tell the recorder of each new object of the target's class."""
 
     def new(kind: type, *args: Any, **kwargs: Any) -> Any:
-        instance = object.__new__(kind)
+        instance: Any = object.__new__(kind)
         if recorder.is_target(kind):
             recorder.made(instance, args, kwargs)
         return instance

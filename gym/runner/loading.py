@@ -205,14 +205,14 @@ def load_state(module: nn.Module, file: Path, entry: str) -> bool:
     return True
 
 
-def _materialise(reference: Reference, module: nn.Module, device: str | torch.device) -> None:
-    """Run lazy modules once, so that their parameters exist."""
+def _materialise(reference: Reference, module: nn.Module) -> None:
+    """Run lazy modules once where they were built, so that their parameters exist before the module is moved."""
     lazy = any(isinstance(part, LAZY_KINDS) for part in [*module.parameters(), *module.buffers()])
     if not lazy:
         return
-    args, kwargs = values.draw_inputs(
-        reference.meta["inputs"], 0, device, reference=reference, tensors=_tensors_file(reference.source_root)
-    )
+    device = torch.get_default_device()
+    captured = _tensors_file(reference.source_root)
+    args, kwargs = values.draw_inputs(reference.meta["inputs"], 0, device, reference=reference, tensors=captured)
     values.seed_everything(0)
     told = "first call of a lazy module"
     with user_code("load", reference.source_root, kind="forward-raised", what=told), torch.no_grad():
@@ -247,11 +247,12 @@ def load_reference(
     """
     reference = load_namespace(meta, source_root)
     whole = _unwrap_compiled(_build(reference, seed), reference)
+    module = select_submodule(whole, str(meta.get("submodule") or ""), reference.entry)
+    whole.eval()
+    _materialise(reference, module)
     whole.train(meta.get("mode") == "train")
     with user_code("load", reference.source_root, kind="device-raised", what=f"moving the module to {device}"):
         whole.to(device)
-    module = select_submodule(whole, str(meta.get("submodule") or ""), reference.entry)
-    _materialise(reference, module, device)
     file = tensors or _tensors_file(reference.source_root)
     if file is not None and load_state(whole, file, reference.entry):
         reference.notes.append("the weights come from the given state dict")
