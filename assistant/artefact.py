@@ -135,7 +135,7 @@ def module_source(task: Task, best: Turn, verified: Mapping[str, str]) -> str:
 
 def _header(task: Task, best: Turn) -> str:
     verdict = best.verdict
-    how = {"gpu": "measured on a GPU", "interpreter": "logic checked by Triton's interpreter, speed not measured"}
+    how = {"gpu": "measured on a GPU", "interpreter": "logic checked by Triton's interpreter"}
     facts = [
         f"{HEADER} for {task.target} in {task.entry}: optimize(model), restore(model), stats(model), @optimized.",
         f"# Evidence: {how.get(verdict.evidence, verdict.evidence)}; {describe_gain(verdict)}.",
@@ -204,7 +204,7 @@ def _test_source(task: Task, verified: Mapping[str, str], stem: str, source: Sou
 
 
 def _has_deep_tensor(arguments: str) -> bool:
-    return re.search(r"\('tensor', torch\.\w+, \(\d+, \d+, ", arguments) is not None
+    return re.search(r'\("tensor", torch\.\w+, \(\d+, \d+, ', arguments) is not None
 
 
 def _build_lines(task: Task) -> str:

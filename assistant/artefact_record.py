@@ -40,18 +40,18 @@ def constants(task: Task, graph: Graph | None, verdict: Verdict) -> dict[str, st
     batch = _batch(graph)
     args, kwargs, function = _init(task)
     return {
-        "_TARGET": repr(task.target),
-        "_KIND": repr(task.target_kind),
-        "_SUBMODULE": repr(task.submodule),
+        "_TARGET": _quoted(task.target),
+        "_KIND": _quoted(task.target_kind),
+        "_SUBMODULE": _quoted(task.submodule),
         "_INIT_ARGS": args,
         "_INIT_KWARGS": kwargs,
-        "_INIT_FUNCTION": repr(function),
+        "_INIT_FUNCTION": _quoted(function),
         "_ARGUMENTS": _arguments(task, graph, batch),
         "_BATCH": repr(batch),
         "_TRAINING": repr(task.mode == "train" and task.target_kind != "function"),
         "_GRADIENTS": repr(task.grad),
-        "_AUTOCAST": repr((task.autocast or "").removeprefix("torch.")),
-        "_WEIGHTS": repr("converted" if verdict.weights == "converted" else "copied"),
+        "_AUTOCAST": _quoted((task.autocast or "").removeprefix("torch.")),
+        "_WEIGHTS": _quoted("converted" if verdict.weights == "converted" else "copied"),
         "_CHECK_NEW_BATCH": repr(not graph.mutations and task.mode == "eval"),
     }
 
@@ -60,7 +60,12 @@ def literal(value: Any) -> str:
     """Return Python source of a plain value; infinities and NaN included."""
     if isinstance(value, float) and not math.isfinite(value):
         return f'float("{value}")'
-    return repr(value)
+    return _quoted(value) if isinstance(value, str) else repr(value)
+
+
+def _quoted(text: str) -> str:
+    """Return the text in double quotes where that needs no escapes, as formatters prefer."""
+    return f'"{text}"' if text.isprintable() and not set(text) & {'"', "\\"} else repr(text)
 
 
 def argument_source(argument: Argument) -> str:
@@ -80,7 +85,7 @@ def argument_source(argument: Argument) -> str:
 def nested_source(form: str, items: list[str], keys: Iterable[str] = ()) -> str:
     """Return Python source of a list, tuple or dict whose items are given as source."""
     if form == "dict":
-        return "{" + ", ".join(f"{key!r}: {item}" for key, item in zip(keys, items, strict=True)) + "}"
+        return "{" + ", ".join(f"{literal(key)}: {item}" for key, item in zip(keys, items, strict=True)) + "}"
     if form == "list":
         return f"[{', '.join(items)}]"
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
@@ -109,7 +114,8 @@ def _batch(graph: Graph) -> int:
 def _arguments(task: Task, graph: Graph, batch: int) -> str:
     metas = {item.path: item.meta for item in graph.placeholders if item.kind == "input"}
     rows = [
-        f"    ({name!r}, {_expected(value, metas, batch)}),\n" for name, value in _named_values(task, graph.signature)
+        f"    ({_quoted(name)}, {_expected(value, metas, batch)}),\n"
+        for name, value in _named_values(task, graph.signature)
     ]
     return "(\n" + "".join(rows) + ")" if rows else "()"
 
@@ -144,13 +150,13 @@ def _function_parameters(task: Task) -> list[str]:
 
 def _expected(value: Any, metas: dict[str, TensorMeta], batch: int) -> str:
     if not isinstance(value, Pack):
-        return f"('value', {literal(value)})"
+        return f'("value", {literal(value)})'
     if value.form == "input":
         return _expected_tensor(metas[value.items[0]], batch)
     items = [_expected(item, metas, batch) for item in value.items]
     if value.form == "dict":
-        items = [f"({key!r}, {item})" for key, item in zip(value.keys, items, strict=True)]
-    return f"({value.form!r}, {nested_source('list', items)})"
+        items = [f"({_quoted(key)}, {item})" for key, item in zip(value.keys, items, strict=True)]
+    return f"({_quoted(value.form)}, {nested_source('list', items)})"
 
 
 def _expected_tensor(meta: TensorMeta, batch: int) -> str:
@@ -161,7 +167,7 @@ def _expected_tensor(meta: TensorMeta, batch: int) -> str:
         layout = "torch.channels_last"
     else:
         layout, free = repr(meta.strides), False
-    return f"('tensor', torch.{meta.dtype}, {meta.shape!r}, {layout}, {free!r})"
+    return f'("tensor", torch.{meta.dtype}, {meta.shape!r}, {layout}, {free!r})'
 
 
 def _channels_last(shape: tuple[int, ...]) -> tuple[int, ...]:

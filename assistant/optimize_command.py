@@ -105,7 +105,8 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     else:
         plan = _plan(target, settings, asked, state_dict, samples)
         make_proposer(settings.model)  # a wrong name is told before anything is written
-        run = begin_run(plan, settings.runs_dir, {"target": target, **asked, "samples": samples, **_kept(settings)})
+        config = {"target": target, **asked, "samples": samples, "settings": _kept(settings)}
+        run = begin_run(plan, settings.runs_dir, config)
     answer = _search(console, plan, run, settings, events)
     if out_file is not None:
         _write_output(out_file, answer)
@@ -168,7 +169,8 @@ def _resume(
     """Open the run and bring its own settings back; flags given now win."""
     run = open_run(settings.runs_dir, target or LATEST)
     config = run.config
-    values = {name: config[name] for name in _KEPT if name in config and given[name] is None}
+    kept = config.get("settings", {})
+    values = {name: kept[name] for name in _KEPT if name in kept and given[name] is None}
     settings = replace(settings, **values)
     samples = config.get("samples", samples)
     plan = _as_plan(run.task(), recorded_source(run), settings, samples, list(config.get("measure_words", [])))

@@ -68,7 +68,8 @@ def summary(outcome: Outcome, result: Mapping[str, Any], *, where: Path) -> str:
     if outcome.best is not None:
         lines += _best_lines(outcome.best)
     lines += _estimate_lines(result.get("estimate"))
-    lines.append(f"  turns:     {len(result['turns'])} candidates judged")
+    judged = len(result["turns"])
+    lines.append(f"  judged:    {judged} candidate{'' if judged == 1 else 's'}")
     artefact = result.get("artefact")
     if artefact:
         names = [_relative(Path(path), where) for path in artefact.values()]
