@@ -28,7 +28,7 @@ from triton.runtime import interpreter as ti
 
 from drk.gym.runner.patching import replace_attribute
 from drk.gym.triton_adapter import skip_benchmarks
-from drk.gym.triton_operations import Observer, builder_patches, generic_reduce, generic_scan, numpy_dtype, refused
+from drk.gym.triton_operations import Observer, builder_patches, numpy_dtype, reduction_patches, refused
 
 _DOT_PRECISIONS = ("ieee", "tf32", "tf32x3", "bf16x3", "bf16x6")
 
@@ -204,8 +204,8 @@ def patch_interpreter(observer: Observer, *, emulate_tf32: bool = False) -> Iter
         # Its own checks of the formats already fail in the interpreter.
         replace_attribute(stack, type(ti.interpreter_semantic), "dot_scaled", refused("tl.dot_scaled"))
         replace_attribute(stack, ti, "_get_np_dtype", numpy_dtype)
-        replace_attribute(stack, ti.ReduceOps, "generic_reduce", generic_reduce)
-        replace_attribute(stack, ti.ScanOps, "generic_scan", generic_scan)
+        for owner, name, replacement in reduction_patches():
+            replace_attribute(stack, owner, name, replacement)
         replace_attribute(stack, ti.FunctionRewriter, "_transform_ast", _transform)
         replace_attribute(stack, ti.FunctionRewriter, "_compile_and_exec", _execute)
         language = _LanguageScope(ti._patch_lang)

@@ -3,8 +3,8 @@
 As released in 3.6 and 3.7 the interpreter keeps bfloat16 and float8 as ``uint16`` and ``uint8`` and computes on those
 bits: sums, products, comparisons, dots and integer conversions of such operands are silent garbage, and conversions
 from float32 truncate. :func:`builder_patches` gives the methods of its builder that compute on values and round to
-nearest even; :func:`generic_reduce` and :func:`generic_scan` replace its element-by-element loops for combine
-functions of the author's own by log2(n) calls on slices.
+nearest even; :func:`reduction_patches` replaces its element-by-element loops for combine functions
+of the author's own by log2(n) calls on slices.
 
 What cannot be done raises :class:`InterpreterUnsupported`, so that it is never taken for the kernel's fault. The order
 of additions inside a dot or a sum is numpy's, not the hardware's.
@@ -230,13 +230,20 @@ def _combine(interface: Any, left: list[Any], right: list[Any], types: list[Any]
     wrap = [interface.to_tensor(data, dtype) for data, dtype in zip((*left, *right), types * 2, strict=True)]
     result = interface.combine_fn.fn(*wrap)
     result = result if isinstance(result, tuple) else (result,)
-    shape = left[0].shape
     return [
-        np.broadcast_to(part.handle.data if isinstance(part, tl.core.tensor) else np.asarray(part), shape).astype(
-            data.dtype, copy=False
-        )
-        for part, data in zip(result, left, strict=True)
+        np.broadcast_to(_as_type(part, dtype), data.shape)
+        for part, data, dtype in zip(result, left, types, strict=True)
     ]
+
+
+def _as_type(part: Any, dtype: Any) -> Any:
+    """Bits of a combined value in the type of the accumulator; ``tl.maximum`` widens bfloat16, for one."""
+    values = _values(part.handle) if isinstance(part, tl.core.tensor) else np.asarray(part)
+    return (
+        numerics.narrow(values, dtype.name)
+        if dtype.name in numerics.NARROW_FORMATS
+        else values.astype(numpy_dtype(dtype))
+    )
 
 
 def generic_reduce(self: Any, input: Any) -> list[Any]:  # noqa: A002 - Triton's name
@@ -269,3 +276,49 @@ def generic_scan(self: Any, input: Any) -> list[Any]:  # noqa: A002 - Triton's n
         data = [np.where(place >= step, new, old) for new, old in zip(combined, data, strict=True)]
         step *= 2
     return [self.to_tensor(part, dtype) for part, dtype in zip(data, types, strict=True)]
+
+
+def _narrow_sum(before: Any) -> Any:
+    """Sum narrow formats pairwise with rounding after each step, as hardware does; others as before."""
+    return lambda self, data: generic_reduce(self, (data,))[0] if _format(data.handle) else before(self, data)
+
+
+def _narrow_scan(before: Any) -> Any:
+    """The same for ``cumsum`` and ``cumprod``."""
+    return lambda self, data: generic_scan(self, (data,)) if _format(data.handle) else before(self, data)
+
+
+def _narrow_min_max(before: Any) -> Any:
+    """Compare values, not bits; the value found is exact in the narrow format."""
+
+    def min_max(self: Any, data: Any, val_reduce_op: Any, idx_reduce_op: Any = None) -> Any:
+        data = data[0] if isinstance(data, tuple) else data
+        if _format(data.handle) is None:
+            return before(self, data, val_reduce_op, idx_reduce_op)
+        kind = data.dtype
+        values = tl.core.tensor(
+            ti.TensorHandle(_values(data.handle), tl.float32), data.type.with_element_ty(tl.float32)
+        )
+        found = before(self, values, val_reduce_op, idx_reduce_op)
+        value, *index = found if isinstance(found, tuple) else (found,)
+        if value.dtype == tl.float32:
+            value = tl.core.tensor(_handle(value.handle.data, kind), _with_element(value.type, kind))
+        return (value, *index) if index else value
+
+    return min_max
+
+
+def _with_element(kind: Any, element: Any) -> Any:
+    return kind.with_element_ty(element) if kind.is_block() else element
+
+
+def reduction_patches() -> list[tuple[Any, str, Any]]:
+    """Return (owner, name, replacement) for the interpreter's reductions and scans."""
+    return [
+        (ti.ReduceOps, "generic_reduce", generic_reduce),
+        (ti.ScanOps, "generic_scan", generic_scan),
+        (ti.ReduceOps, "sum", _narrow_sum(ti.ReduceOps.sum)),
+        (ti.ReduceOps, "min_max", _narrow_min_max(ti.ReduceOps.min_max)),
+        (ti.ScanOps, "cumsum", _narrow_scan(ti.ScanOps.cumsum)),
+        (ti.ScanOps, "cumprod", _narrow_scan(ti.ScanOps.cumprod)),
+    ]

@@ -179,6 +179,41 @@ def test_bfloat16_arithmetic_is_done_on_values(log):
         assert torch.equal(row, want)
 
 
+@triton.jit
+def _larger(a, b):
+    return tl.maximum(a, b)
+
+
+@triton.jit
+def bf16_reductions(x, out, BLOCK: tl.constexpr):
+    i = tl.arange(0, BLOCK)
+    a = tl.load(x + i)
+    tl.store(out, tl.sum(a, 0))
+    tl.store(out + 1, tl.max(a, 0))
+    tl.store(out + 2, tl.min(a, 0))
+    tl.store(out + 3, tl.argmax(a, 0).to(tl.bfloat16))
+    tl.store(out + 4, tl.reduce(a, 0, _larger))
+    tl.store(out + 5, tl.reduce(a, 0, tl.standard._elementwise_min))
+    tl.store(out + 8 + i, tl.cumsum(a, 0))
+    tl.store(out + 8 + BLOCK + i, tl.sort(a))
+    two = tl.join(a, a)
+    tl.store(out + 8 + 2 * BLOCK + i, tl.sum(two, 1))
+    tl.store(out + 8 + 3 * BLOCK + i, tl.reduce(two, 1, tl.standard._elementwise_max))
+
+
+def test_bfloat16_reductions_are_done_on_values(log):
+    x = torch.randint(-8, 8, (64,)).bfloat16()  # sums that are exact in bfloat16
+    out = torch.zeros(8 + 4 * 64, dtype=torch.bfloat16)
+    bf16_reductions[(1,)](x, out, 64)
+    expected = torch.stack([x.sum(), x.max(), x.min(), x.float().argmax().bfloat16(), x.max(), x.min()])
+    assert torch.equal(out[:6], expected)
+    rows = out[8:].view(4, 64)
+    assert torch.equal(rows[0], x.float().cumsum(0).bfloat16())
+    assert torch.equal(rows[1], x.sort().values)
+    assert torch.equal(rows[2], x + x)
+    assert torch.equal(rows[3], x)
+
+
 def test_bfloat16_special_values_survive(log):
     x = torch.tensor([float("nan"), float("inf"), -float("inf"), -0.0, 3.38e38, 1e-40, 0.0, 1.0])
     out = torch.empty(8, dtype=torch.bfloat16)
