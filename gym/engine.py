@@ -20,7 +20,7 @@ from typing import Any, Self
 from drk.gym.devices import Gpu, device_facts, list_gpus
 from drk.gym.errors import DeviceError, HostError, TaskError
 from drk.gym.judge import Evaluation
-from drk.gym.measure import Measurement, estimate_coverage, measure_interpreted
+from drk.gym.measure import Measurement, measure_interpreted
 from drk.gym.offline_compile import OfflineCompile
 from drk.gym.reference import ReferenceSession, task_files
 from drk.gym.runner_handle import RunnerHandle
@@ -197,7 +197,6 @@ class Gym:
 
     async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
         """Add speed, kernels and coverage to a correct candidate's verdict."""
-        await estimate_coverage(evaluation, runner, session)
         if self.gpu is None:
             await measure_interpreted(evaluation, runner)
             return

@@ -12,6 +12,7 @@ import time
 from typing import TYPE_CHECKING, Any
 
 from drk.gym.compare import compare_leaf
+from drk.gym.coverage_estimate import coverage_estimate
 from drk.gym.draft import COMPILE_KINDS, UNJUDGED_KINDS, Draft, Stop
 from drk.gym.environment import environment
 from drk.gym.errors import HostError, ProtocolError
@@ -33,6 +34,9 @@ from drk.gym.wire import MAX_SOURCE_BYTES, candidate_id, task_id
 if TYPE_CHECKING:
     from drk.gym.engine import Gym
     from drk.gym.offline_compile import OfflineCompile
+
+
+MIN_INTERPRETED_TRIALS = 2
 
 
 def parse_candidate(source: str) -> None:
@@ -146,12 +150,17 @@ class Evaluation:
 
     async def _correctness(self, runner: RunnerHandle, session: ReferenceSession) -> None:
         limits = self.settings.limits
+        start = time.monotonic()
         for index in range(self.settings.seeds):
+            if self._enough(index, time.monotonic() - start):
+                break
             with self.draft.stage("reference"):
                 trial = await session.trial(index)
             timeout = limits.compile_s if index == 0 else limits.run_s
             with self.draft.stage("correct"):
-                answer = await self.ask(runner, "run", "run", timeout, key=trial.key, grad=self.task.grad)
+                answer = await self.ask(
+                    runner, "run", "run", timeout, key=trial.key, grad=self.task.grad, log_operators=index == 0
+                )
                 self.draft.reach("ran")
                 leaves = await fetch(runner, answer, self.settings, session.compare_on)
                 if leaves is None:
@@ -159,10 +168,21 @@ class Evaluation:
                 self.draft.cells += compare_trial(
                     f"seed{index}", trial, leaves, answer, self.task, copied=self.draft.weights != "seeded"
                 )
+            if index == 0:
+                self.draft.coverage_estimate = coverage_estimate(
+                    session.operators, answer.get("operators") or [], self.gym.cost_target
+                )
             if not self.correct:
                 return
         if self.correct:
             self.draft.reach("correct")
+
+    def _enough(self, done: int, seconds: float) -> bool:
+        """Under the interpreter, where a trial can take seconds, fewer trials must do; the verdict says so."""
+        if self.gym.device != "interpret" or done < MIN_INTERPRETED_TRIALS or seconds < self.settings.interpret_s:
+            return False
+        self.draft.notes.append(f"{done} of {self.settings.seeds} trials were run: the interpreter is slow here")
+        return True
 
     @property
     def correct(self) -> bool:

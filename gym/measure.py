@@ -17,7 +17,6 @@ from collections import defaultdict
 from typing import TYPE_CHECKING, Any
 
 from drk.gym.compare import compare_timed
-from drk.gym.coverage_estimate import coverage_estimate
 from drk.gym.draft import Stop
 from drk.gym.gpu_lock import GpuLock
 from drk.gym.kernels import merge_kernels
@@ -40,15 +39,6 @@ async def measure_interpreted(evaluation: Evaluation, runner: RunnerHandle) -> N
     """Without a GPU: note the launches that the interpreter saw beside what offline compilation found."""
     answer = await evaluation.ask(runner, "profile", "kernels", evaluation.settings.limits.run_s)
     evaluation.draft.kernels = merge_kernels(evaluation.draft.kernels, answer.get("kernels", []))
-
-
-async def estimate_coverage(evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
-    """Set the candidate's remaining ATen operators against the reference's."""
-    limit_s, key = evaluation.settings.limits.compile_s, session.keys[0]
-    mine = await evaluation.ask(runner, "profile", "operators", limit_s, key=key)
-    theirs = await session.operators()
-    target = evaluation.gym.cost_target
-    evaluation.draft.coverage_estimate = coverage_estimate(theirs, mine.get("rows", []), target)
 
 
 async def profile_kernels(evaluation: Evaluation, runner: RunnerHandle) -> None:

@@ -75,7 +75,7 @@ class ReferenceSession:
         self.weight_bytes = 0
         self.compiled: dict[str, Any] | None = None
         self._trials: dict[int, Trial] = {}
-        self._operators: list[Any] | None = None
+        self.operators: list[Any] = []
 
     async def prepare(self) -> None:
         """Load the user's module, plan the reduction of its inputs where interpreted, and copy its weights out.
@@ -119,7 +119,10 @@ class ReferenceSession:
     async def _run_trial(self, key: int) -> Trial:
         grad = self.task.grad
         autocast = "bfloat16" if self.task.precision == "bf16" else None
-        native_answer, native = await self._leaves(key=key, variant="native", grad=grad, autocast=autocast)
+        native_answer, native = await self._leaves(
+            key=key, variant="native", grad=grad, autocast=autocast, log_operators=not self.operators
+        )
+        self.operators = self.operators or native_answer.get("operators") or []
         _, truth = await self._leaves(key=key, variant="float64", grad=grad)
         missing = sorted(set(native) - set(truth))
         if missing:
@@ -151,18 +154,6 @@ class ReferenceSession:
         """
         async with self.lock:
             return await self._ask(command, timeout_s, **message)
-
-    async def operators(self) -> list[Any]:
-        """Return the ATen operators of one call of the reference (asked once).
-
-        Raises:
-            TaskError: the reference failed.
-        """
-        if self._operators is None:
-            answer = await self.ask("operators", self.settings.limits.compile_s, key=self.keys[0])
-            rows = answer.get("rows")
-            self._operators = rows if isinstance(rows, list) else []
-        return self._operators
 
     @property
     def alive(self) -> bool:

@@ -59,6 +59,7 @@ class GymSettings:
     seeds: int = 5
     interpret_elements: int = 2**16
     interpret_programs: int = 5000
+    interpret_s: float = 4.0
     offline_compile: bool = True
     parallel: int = 2
     limits: Limits = field(default_factory=Limits)

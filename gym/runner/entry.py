@@ -85,7 +85,6 @@ def handlers(session: Session) -> dict[str, Callable[[dict[str, Any], list[int]]
         "go": timer.go,
         "outputs": timer.outputs,
         "capture": session.capture,
-        "operators": session.operators,
         "profile": lambda message, _fds: profile.profile(session, message),
         "kernels": lambda _message, _fds: {"kernels": kernel_rows(session)},
     }

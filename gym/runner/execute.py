@@ -17,6 +17,7 @@ import torch
 
 from drk.gym.runner import structure
 from drk.gym.runner.float64 import float64, to_float64
+from drk.gym.runner.operators import OperatorLog
 
 
 @dataclass
@@ -70,6 +71,7 @@ class CallOptions:
     autocast: str | None = None
     device: str = "cpu"
     key: int = 0
+    log_operators: bool = False
 
 
 @dataclass
@@ -78,6 +80,7 @@ class Outcome:
 
     leaves: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     description: dict[str, Any] = field(default_factory=dict)
+    operators: list[dict[str, Any]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -119,11 +122,13 @@ def call(
     before = {path: tensor.detach().clone() for path, tensor in structure.tensors((args, kwargs))}
     torch.manual_seed(options.key & 0x7FFFFFFF)
     with call_context(options):
-        value = module(*args, **kwargs)
+        log = OperatorLog() if options.log_operators else None
+        with log or contextlib.nullcontext():
+            value = module(*args, **kwargs)
         leaves = output_leaves(value)
         if options.grad:
             leaves += gradient_leaves(module, value, args, kwargs, options)
-    outcome = Outcome(leaves, structure.describe(value))
+    outcome = Outcome(leaves, structure.describe(value), log.rows if log is not None else [])
     outcome.leaves += [(f"state:{key}", tensor) for key, tensor in snapshot.changed(module)]
     for path, tensor in structure.tensors((args, kwargs)):
         if not same(before[path], tensor.detach()):

@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 
-from drk.gym import triton_adapter
+from drk.gym import triton_adapter, triton_driver
 from drk.gym.devices import device_facts
 from drk.gym.triton_adapter import ErrorFacts
 from drk.gym.triton_interpreter import patch_interpreter
@@ -149,7 +149,7 @@ def install(
         raise RuntimeError("TRITON_INTERPRET=1 must be in the environment before triton is imported")
     facts = device_facts(target)
     log = InterpreterLog(program_budget=program_budget)
-    log._stack.enter_context(triton_adapter.active_driver(triton_adapter.TargetDriver(facts, torch.cuda)))
+    log._stack.enter_context(triton_driver.active_driver(triton_driver.TargetDriver(facts, torch.cuda)))
     log._stack.enter_context(patch_interpreter(log, emulate_tf32=emulate_tf32))
     return log
 

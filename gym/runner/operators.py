@@ -7,7 +7,7 @@ metadata and the interpreter's own storage moves are left out.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.rows: list[dict[str, Any]] = []
+        self.interpreted = bool(os.environ.get("TRITON_INTERPRET"))
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -39,7 +40,9 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if not name.startswith(("empty", "new_empty")) and name not in _FREE and len(self.rows) < MAX_ROWS:
-            self.rows.append({"op": name, "operands": _metas((args, kwargs)), "results": _metas(result)})
+            row = {"op": name, "operands": _metas((args, kwargs)), "results": _metas(result)}
+            if not (self.interpreted and _moves_storage(row)):
+                self.rows.append(row)
         return result
 
 
@@ -47,8 +50,6 @@ def _metas(value: Any) -> list[list[Any]]:
     return [[list(leaf.shape), dtype_name(leaf.dtype)] for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor)]
 
 
-def record(call: Callable[[], Any]) -> list[dict[str, Any]]:
-    """Run ``call`` without gradients and return its operators."""
-    with torch.no_grad(), OperatorLog() as log:
-        call()
-    return list(log.rows)
+def _moves_storage(row: dict[str, Any]) -> bool:
+    """Whether this is the interpreter copying a storage, as bytes, before or after a launch."""
+    return row["op"] == "copy_" and all(len(shape) == 1 and dtype == "uint8" for shape, dtype in row["operands"])

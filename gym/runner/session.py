@@ -26,7 +26,7 @@ import torch
 
 from drk.gym.arena import map_read_only
 from drk.gym.runner import capture as graph_capture
-from drk.gym.runner import execute, loading, operators, structure, transfer, values
+from drk.gym.runner import execute, loading, structure, transfer, values
 from drk.gym.runner.execute import CallOptions, StateSnapshot
 
 Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
@@ -148,13 +148,14 @@ class Session:
         return path if path.exists() else None
 
     def run(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        """Call once. ``message``: ``key``, ``variant`` (``native`` | ``float64``), ``grad``."""
+        """Call once. ``message``: ``key``, ``variant`` (``native`` | ``float64``), ``grad``, ``log_operators``."""
         options = CallOptions(
             variant=message.get("variant", "native"),
             grad=bool(message.get("grad")),
             autocast=message.get("autocast") or self.meta.get("autocast"),
             device=self.device,
             key=int(message["key"]),
+            log_operators=bool(message.get("log_operators")),
         )
         module, snapshot = self.built, self.snapshot
         if options.variant == "float64":
@@ -164,6 +165,7 @@ class Session:
         outcome = execute.call(module, snapshot, args, kwargs, options)
         answer = self.offer(outcome.leaves)
         answer["description"] = outcome.description
+        answer["operators"] = outcome.operators
         answer["inputs"] = [
             {"path": path, **structure.describe_tensor(tensor)} for path, tensor in structure.tensors((args, kwargs))
         ]
@@ -209,13 +211,6 @@ class Session:
         except graph_capture.CaptureError as error:
             told = "; ".join(f"{method}: {reason}" for method, reason in error.attempts.items())
             raise loading.LoadFailure("load", "capture", f"{error} ({told})") from error
-
-    def operators(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        """Return the ATen operators of one call, for the coverage estimate."""
-        args, kwargs = self.draw(int(message["key"]))
-        self.snapshot.restore(self.built)
-        self.before_run()
-        return {"rows": operators.record(lambda: self.built(*args, **kwargs))}
 
     # --- transfer ----------------------------------------------------------------------------------------
 

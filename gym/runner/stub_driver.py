@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from drk.gym import triton_adapter
+from drk.gym import triton_adapter, triton_driver
 from drk.gym.devices import device_facts
 from drk.gym.triton_adapter import ErrorFacts
 
@@ -110,7 +110,7 @@ def kernel_figures(kernel: Any) -> dict[str, Any]:
         spill_bytes = int(kernel.n_spills) * 4
     else:
         cubin = kernel.asm.get("cubin")
-        found = triton_adapter.kernel_resources(cubin) if cubin else None
+        found = triton_driver.kernel_resources(cubin) if cubin else None
         registers, spill_bytes = (found.registers, found.spill_bytes) if found else (None, None)
     return {
         "name": str(kernel.name),
@@ -156,7 +156,7 @@ def install(target: str = "sm_90") -> CompileLog:
     """
     facts = device_facts(target)
     log = CompileLog(target=facts.target, shared_limit_bytes=facts.shared_bytes)
-    log._stack.enter_context(triton_adapter.active_driver(triton_adapter.TargetDriver(facts, torch.cuda)))
+    log._stack.enter_context(triton_driver.active_driver(triton_driver.TargetDriver(facts, torch.cuda)))
     log._stack.enter_context(triton_adapter.watch_compiles(log.note_compile))
     log._stack.enter_context(triton_adapter.watch_grids(log.note_launch))
     return log
