@@ -7,7 +7,7 @@ import pytest
 import torch
 import triton
 
-from drk.gym import triton_adapter
+from drk.gym import triton_adapter, triton_driver
 from drk.gym.devices import device_facts
 from drk.gym.runner.cuda_stand_in import CudaFeatureUnsupported
 from drk.gym.runner.stub_driver import compile_for
@@ -55,14 +55,14 @@ def candidate(tmp_path, monkeypatch):
 
 @pytest.fixture
 def driver():
-    driver = triton_adapter.TargetDriver(device_facts("sm_90"), torch.cuda)
-    with triton_adapter.active_driver(driver):
+    driver = triton_driver.TargetDriver(device_facts("sm_90"), torch.cuda)
+    with triton_driver.active_driver(driver):
         yield driver
 
 
 def test_importing_the_adapter_asks_for_no_driver():
-    assert triton_adapter.driver_slot._active is None or isinstance(
-        triton_adapter.driver_slot._active, triton_adapter.TargetDriver
+    assert triton_driver.driver_slot._active is None or isinstance(
+        triton_driver.driver_slot._active, triton_driver.TargetDriver
     )
     assert not torch.cuda.is_initialized()
     assert triton_adapter.interpreting() is False
@@ -81,7 +81,7 @@ def test_importing_the_adapter_asks_for_no_driver():
 )
 def test_benchmarks_run_once_and_answer_in_the_form_asked(options, expected):
     calls = []
-    assert triton_adapter.run_once(lambda: calls.append(1), **options) == expected
+    assert triton_driver.run_once(lambda: calls.append(1), **options) == expected
     assert calls == [1]
 
 
@@ -92,7 +92,7 @@ def test_driver_answers_for_its_target(driver):
     assert active.utils.get_device_properties(0)["max_shared_mem"] == 227 * 1024
     assert active.get_device_capability() == (9, 0)
     assert active.get_active_torch_device() == torch.device("cuda", 0)
-    assert triton.testing.do_bench is triton_adapter.run_once
+    assert triton.testing.do_bench is triton_driver.run_once
 
 
 def test_handles_are_never_reused(driver):
@@ -104,12 +104,12 @@ def test_handles_are_never_reused(driver):
 def test_the_shared_memory_limit_follows_the_active_driver():
     limit = triton.compiler.compiler.max_shared_mem
     for target in ("sm_90", "sm_80", "sm_120"):
-        with triton_adapter.active_driver(triton_adapter.TargetDriver(device_facts(target), torch.cuda)):
+        with triton_driver.active_driver(triton_driver.TargetDriver(device_facts(target), torch.cuda)):
             assert limit(0) == device_facts(target).shared_bytes
 
 
 def test_resources_of_something_that_is_no_cubin_are_unknown():
-    assert triton_adapter.kernel_resources(b"not an ELF file") is None
+    assert triton_driver.kernel_resources(b"not an ELF file") is None
 
 
 def test_spills_are_read_from_a_real_cubin(candidate):
