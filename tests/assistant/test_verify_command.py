@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +14,7 @@ import pytest
 from drk.assistant.cli import run
 from drk.assistant.errors import TargetError
 from drk.assistant.verify_command import EXIT_CODES, read_candidate
+from drk.gym.sandbox import descendants
 from drk.gym.wire import verdict_from_json
 
 Capture = pytest.CaptureFixture[str]
@@ -56,6 +61,10 @@ class ModelNew(nn.Module):
         bias_silu_kernel[grid](x, self.bias, out, x.numel(), x.shape[-1], BLOCK=256)
         return out
 """
+
+ENDLESS = CANDIDATE.replace(
+    "x = x.contiguous()", "import ctypes, time; ctypes.CDLL(None).prctl(15, b'endless', 0, 0, 0); time.sleep(1000)"
+)
 
 
 @pytest.fixture
@@ -153,6 +162,34 @@ def test_what_cannot_be_judged_is_an_error(
 def test_a_device_that_is_not_there(folder: Path, capsys: Capture) -> None:
     assert run(["verify", "model.py", "good.py", "--device", "cuda:99", "--format", "json"]) == 2
     assert json.loads(capsys.readouterr().out)["error"]["kind"] == "device"
+
+
+def test_ctrl_c_ends_with_130_and_leaves_no_process(folder: Path) -> None:
+    (folder / "endless.py").write_text(ENDLESS)
+    command = [str(Path(sys.executable).with_name("drk")), "verify", "model.py", "endless.py", "--device", "interpret"]
+    child = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    seen: set[int] = set()
+    while child.poll() is None and not any(named(pid, "endless") for pid in seen):
+        seen = {process.pid for process in descendants(child.pid)}
+        time.sleep(0.05)
+    child.send_signal(signal.SIGINT)
+    out, err = child.communicate(timeout=60)
+    assert child.returncode == 130
+    assert out == ""
+    assert "error: interrupted" in err
+    assert "Traceback" not in err
+    deadline = time.monotonic() + 30
+    while any(Path(f"/proc/{pid}").exists() for pid in seen) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert [pid for pid in seen if Path(f"/proc/{pid}").exists()] == []
+
+
+def named(pid: int, name: str) -> bool:
+    """Say whether a process has given itself this name."""
+    try:
+        return Path(f"/proc/{pid}/comm").read_text().strip() == name
+    except OSError:
+        return False
 
 
 def test_candidates_are_decoded_as_python_would(tmp_path: Path) -> None:
