@@ -453,3 +453,20 @@ def work_inductor(ctx):
         "x = torch.ones(64, 64)\nprint(int(f(x).sum()))\n"
     )
     return run_python("import runpy; runpy.run_path('c.py')")
+
+
+def work_cuda(ctx):
+    """In this process, as a Runner does: a child's /proc is closed, and cuInit needs it."""
+    import runpy
+
+    Path("k.py").write_text(
+        TRITON
+        + "x = torch.randn(5000, device='cuda'); o = torch.empty_like(x)\n"
+        + "add[(5,)](x, x, o, 5000, B=1024)\n"
+        + "same = torch.equal(o, x + x)\n"
+        + "f = torch.compile(lambda v: torch.relu(v * 2 + 1).sum(-1))\n"
+        + "close = torch.allclose(f(x.view(50, 100)), torch.relu(x.view(50, 100) * 2 + 1).sum(-1), rtol=1e-4)\n"
+        + "product = float((torch.ones(64, 64, device='cuda') @ torch.ones(64, 64, device='cuda')).sum())\n"
+    )
+    found = runpy.run_path("k.py")
+    return [found["same"], found["close"], found["product"]]

@@ -142,7 +142,7 @@ def main(spec):
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
         root = Path(folder)
         root.chmod(0o755)
-        layers = sandbox.probe()
+        layers = sandbox.probe(gpu=spec.get("policy", {}).get("gpu", False))
         context, sibling, sockets = targets(root)
         used = layers.without(*spec["without"])
         outcomes = {name: run_one(name, spec, used, context, root) for name in spec["attacks"]}

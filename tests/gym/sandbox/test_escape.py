@@ -230,3 +230,29 @@ def test_strict_adds_nothing_that_breaks_entering():
 def test_a_level_that_cannot_be_had_is_refused_inside_too():
     outcome = cage("as-is", "strict", ("pidns",), ("work_subprocess",))["outcomes"]["work_subprocess"]
     assert "pidns" in outcome["refused"]
+
+
+GPU_POLICY = json.dumps({**POLICY, "gpu": True})
+
+
+@pytest.mark.parametrize("attack", [*FILES, *ROOT_FILES, *PROCESSES, *NETWORK, *KERNEL])
+def test_what_a_gpu_needs_opens_nothing_else(attack):
+    """The policy of a GPU opens device nodes, /sys, own thread names and listening packet sockets; no more."""
+    outcome = cage(IDENTITIES[0], "standard", tuple(NAMESPACES), tuple(ATTACKS), GPU_POLICY)["outcomes"][attack]
+    assert outcome.get("escaped") is False, outcome
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("level", ["basic", "standard", "strict"])
+@pytest.mark.parametrize("identity", IDENTITIES)
+def test_cuda_triton_and_inductor_work_inside(identity, level):
+    policy = json.dumps({"gpu": True})
+    outcome = cage(identity, level, (), ("work_cuda",), policy)["outcomes"]["work_cuda"]
+    assert outcome.get("value") == [True, True, 262144.0], outcome
+
+
+@pytest.mark.gpu
+def test_cuda_works_without_namespaces():
+    policy = json.dumps({"gpu": True})
+    outcome = cage("as-is", "standard", tuple(NAMESPACES), ("work_cuda",), policy)["outcomes"]["work_cuda"]
+    assert outcome.get("value") == [True, True, 262144.0], outcome
