@@ -5,8 +5,8 @@ layouts, mode), then the runtime of :mod:`drk.assistant.artefact_runtime_templat
 and the decorator ``optimized``. It imports without CUDA and falls back to the original there. The diff adds one import
 and one decorator. Everything is written into the run folder; :mod:`drk.assistant.apply` moves it to the user's.
 
-Honest limits: under ``torch.compile``, ``torch.export`` and tracing the original runs; the batch size is the only free
-dimension; constructor arguments must be plain values or the file's own function.
+Honest limits: under ``torch.compile``, ``torch.export`` and tracing the original runs; only batch-like dimensions are
+free; constructor arguments must be plain values or the file's own function.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from drk.assistant.artefact_record import ArtefactError, constants, literal, nested_source
+from drk.assistant.artefact_record import ArtefactError, Shapes, constants, literal, nested_source
 from drk.assistant.artefact_test_template import STATE_TESTS, TEST
 from drk.assistant.episode import Turn, describe_gain
 from drk.assistant.errors import TargetError
@@ -81,7 +81,9 @@ class Artefact:
     edited: bytes
 
 
-def build_artefact(task: Task, best: Turn, graph: Graph | None, source: SourceFile, run_dir: Path) -> Artefact:
+def build_artefact(
+    task: Task, best: Turn, graph: Graph | None, source: SourceFile, run_dir: Path, judged: Shapes = ()
+) -> Artefact:
     """Return the artefact of an accepted turn. Nothing is written.
 
     Args:
@@ -90,12 +92,13 @@ def build_artefact(task: Task, best: Turn, graph: Graph | None, source: SourceFi
         graph: the captured call, which says what to guard.
         source: the user's file.
         run_dir: where the files will lie at first; the test finds the user's file from there.
+        judged: shapes of the tensor inputs as the gym judged them.
 
     Raises:
         ArtefactError: no artefact can be made for this target, with the reason.
     """
     stem = _stem(source.entry)
-    verified = constants(task, graph, best.verdict)
+    verified = constants(task, graph, best.verdict, judged)
     module = module_source(task, best, verified)
     place = place_module(task.entry, task.files, relative=_is_relative(task))
     in_package = "." in place.name and not place.synthetic
@@ -193,7 +196,7 @@ def _test_source(task: Task, verified: Mapping[str, str], stem: str, source: Sou
         user_module=name,
         root_when_beside=os.path.relpath(top, source.path.parent),
         root_when_not=os.path.relpath(top, run_dir),
-        small_batch=2 if "], " in verified["_ARGUMENTS"] or _has_deep_tensor(verified["_ARGUMENTS"]) else 33,
+        small=2 if "], " in verified["_ARGUMENTS"] or _has_deep_tensor(verified["_ARGUMENTS"]) else 33,
         build=_build_lines(task),
         draw=_draw_lines(task),
         autocast_dtype=f"torch.{autocast or 'bfloat16'}",

@@ -3,8 +3,10 @@
 Pasted by :mod:`drk.assistant.artefact` between the constants, which stand here as placeholders, and the dispatcher of
 :mod:`drk.assistant.artefact_runtime_template`. Only what is below the marker line is copied.
 
-Every check raises ``_Unfit`` with a reason for people. A model fits when its class, parts, plain attributes and the
-shapes and dtypes of its weights are those of a model built with the recorded arguments.
+A tensor's record is (form, dtype, shape, layout, free dimensions); ``_FREE_SIZES`` maps the recorded sizes of free
+dimensions to the smaller ones that were verified too. Every check raises ``_Unfit`` with a reason for people. A model
+fits when its class, parts, plain attributes and the shapes and dtypes of its weights are those of a model built with
+the recorded arguments.
 
 Left out: tensors that are plain attributes rather than parameters or buffers are not compared.
 """
@@ -34,12 +36,12 @@ _INIT_ARGS: tuple[Any, ...] = ()
 _INIT_KWARGS: dict[str, Any] = {}
 _INIT_FUNCTION = ""
 _ARGUMENTS: tuple[tuple[str, Any], ...] = ()
-_BATCH = 0
+_FREE_SIZES: dict[int, int] = {}
 _TRAINING = False
 _GRADIENTS = False
 _AUTOCAST = ""
 _WEIGHTS = "copied"
-_CHECK_NEW_BATCH = True
+_CHECK_NEW_SIZES = True
 
 # --- drk guard --------------------------------------------------------------------------------------------------
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -52,14 +54,12 @@ class _Unfit(Exception):
     """Why the kernels cannot be used for this model or this call."""
 
 
-def _match(name: str, expected: Any, value: Any, tensors: list[Any], batches: list[int]) -> None:
-    """Compare one argument with its record; collect tensors and batch sizes; else raise _Unfit."""
+def _match(name: str, expected: Any, value: Any, tensors: list[Any], sizes: dict[int, int]) -> None:
+    """Compare one argument with its record; collect tensors and free sizes; else raise _Unfit."""
     form = expected[0]
     if form == "tensor":
-        _match_tensor(name, expected, value)
+        _match_tensor(name, expected, value, sizes)
         tensors.append(value)
-        if expected[4]:
-            batches.append(value.shape[0])
     elif form == "value":
         if type(value) is not type(expected[1]) or value != expected[1]:
             raise _Unfit(f"{name} is {value!r}, verified was {expected[1]!r}"[:200])
@@ -71,20 +71,23 @@ def _match(name: str, expected: Any, value: Any, tensors: list[Any], batches: li
             if form == "dict":
                 if item[0] != inner[0]:
                     raise _Unfit(f"{name} has other keys than the verified one")
-                _match(f"{name}[{item[0]!r}]", inner[1], item[1], tensors, batches)
+                _match(f"{name}[{item[0]!r}]", inner[1], item[1], tensors, sizes)
             else:
-                _match(f"{name}[{index}]", inner, item, tensors, batches)
+                _match(f"{name}[{index}]", inner, item, tensors, sizes)
 
 
-def _match_tensor(name: str, expected: Any, value: Any) -> None:
-    _, dtype, shape, strides, batched = expected
+def _match_tensor(name: str, expected: Any, value: Any, sizes: dict[int, int]) -> None:
+    _, dtype, shape, strides, free = expected
     if type(value) not in (torch.Tensor, nn.Parameter):
         raise _Unfit(f"{name} is a {type(value).__name__}, not a plain tensor")
     if value.device.type != "cuda" and not (_INTERPRETED and value.device.type == "cpu"):
         raise _Unfit(f"{name} is on {value.device.type}, not on a CUDA device")
-    first = 1 if batched else 0
-    if value.dtype is not dtype or value.dim() != len(shape) or tuple(value.shape[first:]) != shape[first:]:
+    if value.dtype is not dtype or value.dim() != len(shape):
         raise _Unfit(f"{name} is {_say(value)}, verified was {_say_as(dtype, shape)}")
+    for dim, size in enumerate(shape):  # dimensions that had one size must have one size again
+        now = sizes.setdefault(size, value.shape[dim]) if dim in free else size
+        if value.shape[dim] != now:
+            raise _Unfit(f"{name} is {_say(value)}, verified was {_say_as(dtype, shape)}")
     if value.numel() == 0:
         raise _Unfit(f"{name} is empty")
     if isinstance(strides, torch.memory_format):
@@ -217,6 +220,10 @@ def _alike(result: Any, expected: Any) -> bool:
     if isinstance(expected, (list, tuple)):
         return len(result) == len(expected) and all(map(_alike, result, expected))
     return bool(result == expected)
+
+
+def _key(sizes: dict[int, int]) -> tuple[tuple[int, int], ...]:
+    return tuple(sorted(sizes.items()))
 
 
 def _say(tensor: Any) -> str:

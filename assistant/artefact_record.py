@@ -3,19 +3,20 @@
 Shapes, dtypes and strides come from the captured graph (the user's own call), constructor arguments from the task.
 Values are written so that a person can read them and Python reads them back equal.
 
-Which batch sizes may be used: the first dimension is free when the target has one tensor input, or several whose first
-dimensions agree with each other and with no other dimension. Everything else must be as it was.
+Which sizes may change: dimensions that the gym shrank for the interpreter, since the candidate was verified at both
+sizes; where nothing was shrunk (on a GPU), the first dimension, when the target has one tensor input or several whose
+first dimensions agree with each other and with no other one. Everything else must be as it was.
 """
 
 from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from drk.assistant.errors import DrkError
-from drk.gym.graph import Graph, Pack, Parameter, TensorMeta
+from drk.gym.graph import Graph, Pack, Parameter, Placeholder, TensorMeta
 from drk.gym.schema import Argument, Call, Nested, Scalar, Task, UserFunction, Verdict
 
 
@@ -25,8 +26,13 @@ class ArtefactError(DrkError):
     default_kind = "artefact"
 
 
-def constants(task: Task, graph: Graph | None, verdict: Verdict) -> dict[str, str]:
+Shapes = Sequence[Sequence[int]]
+
+
+def constants(task: Task, graph: Graph | None, verdict: Verdict, judged: Shapes = ()) -> dict[str, str]:
     """Return the constants of the guard template by name, as Python source.
+
+    ``judged`` are the shapes of the tensor inputs as the gym judged them, in the order of the call.
 
     Raises:
         ArtefactError: what was verified cannot be written down (no graph, tensors in the constructor, seeded weights).
@@ -37,7 +43,7 @@ def constants(task: Task, graph: Graph | None, verdict: Verdict) -> dict[str, st
         raise ArtefactError(
             "the candidate's parameters have other names than the module's, so it cannot use its weights"
         )
-    batch = _batch(graph)
+    free, sizes = _freedom(graph, judged)
     args, kwargs, function = _init(task)
     return {
         "_TARGET": _quoted(task.target),
@@ -46,13 +52,13 @@ def constants(task: Task, graph: Graph | None, verdict: Verdict) -> dict[str, st
         "_INIT_ARGS": args,
         "_INIT_KWARGS": kwargs,
         "_INIT_FUNCTION": _quoted(function),
-        "_ARGUMENTS": _arguments(task, graph, batch),
-        "_BATCH": repr(batch),
+        "_ARGUMENTS": _arguments(task, graph, free),
+        "_FREE_SIZES": repr(sizes),
         "_TRAINING": repr(task.mode == "train" and task.target_kind != "function"),
         "_GRADIENTS": repr(task.grad),
         "_AUTOCAST": _quoted((task.autocast or "").removeprefix("torch.")),
         "_WEIGHTS": _quoted("converted" if verdict.weights == "converted" else "copied"),
-        "_CHECK_NEW_BATCH": repr(not graph.mutations and task.mode == "eval"),
+        "_CHECK_NEW_SIZES": repr(not graph.mutations and task.mode == "eval"),
     }
 
 
@@ -100,9 +106,37 @@ def _init(task: Task) -> tuple[str, str, str]:
     return args, kwargs, ""
 
 
-def _batch(graph: Graph) -> int:
+Free = dict[str, tuple[int, ...]]
+
+
+def _freedom(graph: Graph, judged: Shapes) -> tuple[Free, dict[int, int]]:
+    """Return the free dimensions of each input, and their recorded sizes with the smaller verified ones."""
+    inputs = [item for item in graph.placeholders if item.kind == "input"]
+    if len(judged) == len(inputs):
+        free, sizes = _shrunk(inputs, judged)
+        if free:
+            return free, sizes
+    batch = _batch(item.meta.shape for item in inputs)
+    free = {item.path: (0,) for item in inputs if batch and len(item.meta.shape) > 1 and _has_layout(item.meta)}
+    return free, ({batch: batch} if free else {})
+
+
+def _shrunk(inputs: Sequence[Placeholder], judged: Shapes) -> tuple[Free, dict[int, int]]:
+    free: Free = {}
+    sizes: dict[int, int] = {}
+    for item, shape in zip(inputs, judged, strict=True):
+        if len(shape) != len(item.meta.shape) or not _has_layout(item.meta):
+            continue
+        dims = [dim for dim, size in enumerate(item.meta.shape) if shape[dim] < size]
+        fitting = [dim for dim in dims if sizes.setdefault(item.meta.shape[dim], shape[dim]) == shape[dim]]
+        if fitting:
+            free[item.path] = tuple(fitting)
+    return free, sizes if free else {}
+
+
+def _batch(all_shapes: Iterable[tuple[int, ...]]) -> int:
     """Return the size of the free first dimension, or 0 where none is free."""
-    shapes = [item.meta.shape for item in graph.placeholders if item.kind == "input" and len(item.meta.shape) > 1]
+    shapes = [shape for shape in all_shapes if len(shape) > 1]
     if not shapes:
         return 0
     batch = shapes[0][0]
@@ -111,10 +145,15 @@ def _batch(graph: Graph) -> int:
     return batch if len(shapes) == 1 or alike else 0
 
 
-def _arguments(task: Task, graph: Graph, batch: int) -> str:
+def _has_layout(meta: TensorMeta) -> bool:
+    """Say whether the strides are those of a named layout, which exists at every size."""
+    return meta.contiguous or (len(meta.shape) == 4 and meta.strides == _channels_last(meta.shape))
+
+
+def _arguments(task: Task, graph: Graph, free: Free) -> str:
     metas = {item.path: item.meta for item in graph.placeholders if item.kind == "input"}
     rows = [
-        f"    ({_quoted(name)}, {_expected(value, metas, batch)}),\n"
+        f"    ({_quoted(name)}, {_expected(value, metas, free)}),\n"
         for name, value in _named_values(task, graph.signature)
     ]
     return "(\n" + "".join(rows) + ")" if rows else "()"
@@ -148,25 +187,24 @@ def _function_parameters(task: Task) -> list[str]:
     raise ArtefactError(f"{task.entry} does not define {name} by def, so its arguments' names are not known")
 
 
-def _expected(value: Any, metas: dict[str, TensorMeta], batch: int) -> str:
+def _expected(value: Any, metas: dict[str, TensorMeta], free: Free) -> str:
     if not isinstance(value, Pack):
         return f'("value", {literal(value)})'
     if value.form == "input":
-        return _expected_tensor(metas[value.items[0]], batch)
-    items = [_expected(item, metas, batch) for item in value.items]
+        return _expected_tensor(metas[value.items[0]], free.get(value.items[0], ()))
+    items = [_expected(item, metas, free) for item in value.items]
     if value.form == "dict":
         items = [f"({_quoted(key)}, {item})" for key, item in zip(value.keys, items, strict=True)]
     return f"({_quoted(value.form)}, {nested_source('list', items)})"
 
 
-def _expected_tensor(meta: TensorMeta, batch: int) -> str:
-    free = batch > 0 and len(meta.shape) > 1
+def _expected_tensor(meta: TensorMeta, free: tuple[int, ...]) -> str:
     if meta.contiguous:
         layout = "torch.contiguous_format"
     elif len(meta.shape) == 4 and meta.strides == _channels_last(meta.shape):
         layout = "torch.channels_last"
     else:
-        layout, free = repr(meta.strides), False
+        layout = repr(meta.strides)
     return f'("tensor", torch.{meta.dtype}, {meta.shape!r}, {layout}, {free!r})'
 
 

@@ -4,9 +4,9 @@ Everything below the marker line is appended to the candidate's source by :mod:`
 checks of :mod:`drk.assistant.artefact_guard_template`. It needs torch and triton only, so that a user can ship the file
 without drk. It is a module of its own so that type checker, linter and tests see it.
 
-What is guarded, and falls back to the original when it does not hold: device, dtype, shape class (everything but the
-batch size), layout, plain arguments, train/eval mode, gradients, autocast, replaced or hooked parts, tracing. Another
-batch size is checked once against the original before it is trusted.
+What is guarded, and falls back to the original when it does not hold: device, dtype, shape class (everything but batch
+dimensions), layout, plain arguments, train/eval mode, gradients, autocast, replaced or hooked parts, tracing. Other
+batch sizes are checked once against the original before they are trusted.
 
 Left out: functorch transforms over the optimised module, ``nn.DataParallel`` replicas (DDP works), tensors that are
 plain attributes rather than parameters or buffers, and attributes changed after :func:`optimize`.
@@ -27,8 +27,8 @@ from torch import nn
 
 from drk.assistant.artefact_guard_template import (
     _ARGUMENTS,
-    _BATCH,
-    _CHECK_NEW_BATCH,
+    _CHECK_NEW_SIZES,
+    _FREE_SIZES,
     _GRADIENTS,
     _KERNEL_FAULTS,
     _KIND,
@@ -43,6 +43,7 @@ from drk.assistant.artefact_guard_template import (
     _check_same_configuration,
     _find,
     _holder,
+    _key,
     _match,
     _say,
     _state_marks,
@@ -150,7 +151,7 @@ class _Dispatch:
         self.ties: list[tuple[dict[str, Any], dict[str, Any], str]] = []
         self.own: list[tuple[dict[str, Any], str]] = []
         self.parts: list[tuple[nn.Module, type, list[nn.Module]]] = []
-        self.trusted_batches = {_BATCH}
+        self.trusted = {_key({size: size for size in _FREE_SIZES}), _key(_FREE_SIZES)}
         self.converted: tuple[Any, ...] = ()
         self.signature: inspect.Signature | None = None
         call = type(owner).forward if isinstance(owner, nn.Module) else owner
@@ -178,15 +179,15 @@ class _Dispatch:
             if self.disabled:
                 raise _Unfit(self.disabled)
             kernels = self.kernels if self.kernels is not None else self.prepare()
-            args, kwargs, tensors, batch = self.check_arguments(args, kwargs)
+            args, kwargs, tensors, sizes = self.check_arguments(args, kwargs)
             self.check_state(tensors)
         except _Unfit as unfit:
             return self.fall_back(str(unfit), args, kwargs)
         try:
-            if batch in self.trusted_batches:
+            if _key(sizes) in self.trusted:
                 result = kernels(*args, **kwargs)
             else:
-                result = self.first_use(kernels, batch, args, kwargs)
+                result = self.first_use(kernels, sizes, args, kwargs)
         except _Unfit as unfit:
             return self.fall_back(str(unfit), args, kwargs)
         except torch.OutOfMemoryError as error:
@@ -211,18 +212,19 @@ class _Dispatch:
         self.disabled = reason
         _LOG.warning("%s will not use its kernels: %s", _TARGET, reason)
 
-    def first_use(self, kernels: nn.Module, batch: int, args: Any, kwargs: Any) -> Any:
-        """Hold a batch size that was not verified against the original, once."""
-        if not _CHECK_NEW_BATCH:
-            raise _Unfit(f"batch size {batch} is not the verified one ({_BATCH})")
+    def first_use(self, kernels: nn.Module, sizes: dict[int, int], args: Any, kwargs: Any) -> Any:
+        """Hold sizes that were not verified against the original, once."""
+        told = ", ".join(f"{now} for {size}" for size, now in sizes.items())
+        if not _CHECK_NEW_SIZES:
+            raise _Unfit(f"sizes were not verified: {told}")
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-            raise _Unfit("a new batch size cannot be checked while a CUDA graph is captured")
+            raise _Unfit("new sizes cannot be checked while a CUDA graph is captured")
         expected = self.original(*args, **kwargs)
         result = kernels(*args, **kwargs)
         if not _alike(result, expected):
-            self.disable(f"with batch size {batch} the result differs from the original's")
+            self.disable(f"with other sizes ({told}) the result differs from the original's")
             raise _Unfit(self.disabled)
-        self.trusted_batches.add(batch)
+        self.trusted.add(_key(sizes))
         return result
 
     # --- preparing -------------------------------------------------------------------------------------------
@@ -265,8 +267,8 @@ class _Dispatch:
 
     # --- checks of every call ----------------------------------------------------------------------------------
 
-    def check_arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any, list[Any], int]:
-        """Return the arguments as the kernels take them, all tensors, and the batch size; else raise _Unfit."""
+    def check_arguments(self, args: Any, kwargs: Any) -> tuple[Any, Any, list[Any], dict[int, int]]:
+        """Return the arguments as the kernels take them, all tensors, and the free sizes; else raise _Unfit."""
         wanted = len(_ARGUMENTS)
         if not kwargs and self.names is not None and len(args) == wanted:
             given = dict(zip(self.names, args, strict=False))
@@ -280,12 +282,10 @@ class _Dispatch:
         if list(given) != [name for name, _ in _ARGUMENTS]:
             raise _Unfit(f"called with ({', '.join(given)})")
         tensors: list[Any] = []
-        batches: list[int] = []
+        sizes: dict[int, int] = {}
         for name, expected in _ARGUMENTS:
-            _match(name, expected, given[name], tensors, batches)
-        if len(set(batches)) > 1:
-            raise _Unfit("the inputs' batch sizes differ")
-        return args, kwargs, tensors, batches[0] if batches else _BATCH
+            _match(name, expected, given[name], tensors, sizes)
+        return args, kwargs, tensors, sizes
 
     def check_state(self, tensors: list[Any]) -> None:
         """Tie the owner's present tensors and check mode, device and gradients; else raise _Unfit."""

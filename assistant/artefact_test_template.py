@@ -1,8 +1,8 @@
 """The pytest file that stands beside every artefact, as a :class:`string.Template`.
 
 It needs torch, pytest, the user's file and the artefact; drk is not imported. Without a CUDA device it sets
-``TRITON_INTERPRET=1`` before triton is imported and shrinks the batch. Errors are held against the original's own error
-in float64, so that a kernel more accurate than the original passes.
+``TRITON_INTERPRET=1`` before triton is imported and shrinks free dimensions. Errors are held against the original's
+own error in float64, so that a kernel more accurate than the original passes.
 
 Left out: modules that draw random numbers in the call are compared with equal seeds only.
 """
@@ -14,7 +14,7 @@ from string import Template
 TEST = Template('''\
 """Holds $kernels.py against $entry_name: same results, safe fallback, unchanged state, clean removal.
 
-Runs on a CUDA device where there is one, else under Triton's interpreter with a small batch. Written by drk.
+Runs on a CUDA device where there is one, else under Triton's interpreter at small sizes. Written by drk.
 """
 
 from __future__ import annotations
@@ -39,7 +39,10 @@ kernels = importlib.import_module("$kernels_when_beside" if BESIDE else "$kernel
 user = importlib.import_module("$user_module")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-BATCH = kernels._BATCH if DEVICE == "cuda" else min(kernels._BATCH, $small_batch)
+SIZES = {
+    size: size if DEVICE == "cuda" else small if small < size else min(size, $small)
+    for size, small in kernels._FREE_SIZES.items()
+}
 INTERPRETER_ELEMENTS = 2**22
 
 
@@ -61,13 +64,25 @@ $draw
 
 
 def place(value):
-    """Move tensors to the device, with a small batch under the interpreter."""
+    """Move tensors to the device, with small free dimensions under the interpreter."""
     if isinstance(value, torch.Tensor):
-        batched = kernels._BATCH and value.dim() > 1 and value.shape[0] == kernels._BATCH
-        return (value[:BATCH] if batched else value).detach().to(DEVICE)
+        for _, _, shape, layout, free in records(kernels._ARGUMENTS):
+            if tuple(value.shape) == shape:
+                for dim in free:
+                    value = value.narrow(dim, 0, SIZES[shape[dim]])
+                value = value.contiguous(memory_format=layout) if free else value
+                break
+        return value.detach().to(DEVICE)
     if isinstance(value, dict):
         return {key: place(item) for key, item in value.items()}
     return type(value)(map(place, value)) if isinstance(value, (list, tuple)) else value
+
+
+def records(value):
+    """All records of tensors among the artefact's recorded arguments."""
+    if isinstance(value, tuple) and value[:1] == ("tensor",):
+        return [value]
+    return [one for item in value for one in records(item)] if isinstance(value, (list, tuple)) else []
 
 
 def leaves(value):

@@ -1,6 +1,6 @@
 """Writing a file whole or not at all: a temporary neighbour, fsync, rename.
 
-A reader, or whoever comes after ``kill -9`` or a power cut, sees the old bytes or the new ones, never half. The new file
+A reader, or whoever comes after ``kill -9`` or a power cut, sees the old bytes or the new ones, never half. The file
 keeps the permissions of the one it replaces; a symbolic link is followed, so that the link stays.
 
 Left out: ownership and extended attributes are those of whoever writes. On file systems without atomic rename (some

@@ -25,7 +25,7 @@ EventSink = Callable[[Event], None]
 
 EVENTS: Mapping[str, str] = {
     "started": "run_dir, task {name, id, target}, turns, samples, max_time_s, resumed",
-    "baseline": "device, evidence expected, latencies_ms: the reference was loaded and run once",
+    "baseline": "device, inputs [{path, shape, dtype}], reduced (for the interpreter): the reference was run once",
     "captured": "nodes: operations in the graph, or null with reason",
     "proposed": "turn, candidates [{number, id, proposer, note, parent}]: written before any of them is judged",
     "judging": "turn, number, id, eta_s",
@@ -44,11 +44,14 @@ def make_event(kind: str, **data: Any) -> Event:
 
 
 class EventLog:
-    """Appends events to a file. Opening it removes a torn last line that a killed process left."""
+    """Appends events to a file. The first append removes a torn last line that a killed process left.
+
+    Only the process that holds the run's lock may append.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        _cut_torn_line(path)
+        self._whole = False
 
     def append(self, event: Event) -> None:
         """Write one event as one line and force it to disk.
@@ -56,6 +59,9 @@ class EventLog:
         Raises:
             OSError: the file cannot be written.
         """
+        if not self._whole:
+            _cut_torn_line(self._path)
+            self._whole = True
         line = json.dumps(event, default=str) + "\n"
         descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o666)
         try:

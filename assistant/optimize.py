@@ -165,6 +165,7 @@ class _Session:
         self._plan = plan
         self._run = run
         self._emit = emit
+        self._judged: list[list[int]] = []
 
     def tell(self, event: Event) -> None:
         self._run.log.append(event)
@@ -174,17 +175,21 @@ class _Session:
         """Run the reference and capture its graph, or read what an earlier start of this run captured."""
         kept = self._run.folder / "graph.json"
         if kept.exists():
-            return graph_from_json(json.loads(kept.read_text()))
+            data = json.loads(kept.read_text())
+            self._judged = data["judged"]
+            return graph_from_json(data["graph"])
         inspection = await gym.inspect(self._plan.task)
-        inputs = [dict(row) for row in getattr(inspection, "inputs", [])]
-        self.tell(make_event("baseline", device=gym.device_facts, inputs=inputs))
+        inputs = [dict(row) for row in inspection.inputs]
+        self._judged = [row["shape"] for row in inputs]
+        reduced = bool(inspection.reduced)
+        self.tell(make_event("baseline", device=gym.device_facts, inputs=inputs, reduced=reduced))
         try:
             data = await gym.capture(self._plan.task)
             graph = graph_from_json(data)
         except (TaskError, BundleError) as error:
             self.tell(make_event("captured", nodes=None, reason=error.message))
             return None
-        self._run.write("graph.json", json.dumps(data).encode())
+        self._run.write("graph.json", json.dumps({"graph": data, "judged": self._judged}).encode())
         self.tell(make_event("captured", nodes=len(graph.nodes), reason=None))
         return graph
 
@@ -211,7 +216,9 @@ class _Session:
         if self._plan.source is None:
             return None, "the task did not come from a file of this machine"
         try:
-            built = build_artefact(self._plan.task, outcome.best, graph, self._plan.source, self._run.folder)
+            built = build_artefact(
+                self._plan.task, outcome.best, graph, self._plan.source, self._run.folder, self._judged
+            )
         except ArtefactError as error:
             self.tell(make_event("artefact", module=None, test=None, diff=None, reason=error.message))
             return None, error.message

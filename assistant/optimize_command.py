@@ -34,7 +34,6 @@ from drk.assistant.runs import LATEST, Run, open_run
 from drk.assistant.search import Budget
 from drk.assistant.settings import Settings, load_settings
 from drk.assistant.summary import event_line, progress_text, summary
-from drk.gym.engine import Gym
 from drk.gym.schema import Task
 from drk.gym.settings import GymSettings
 
@@ -178,6 +177,8 @@ def _resume(
 
 
 def _search(console: Console, plan: Plan, run: Run, settings: Settings, events: Literal["jsonl"] | None) -> Answer:
+    from drk.gym.engine import Gym  # brings torch: not needed to say that a file is missing
+
     gym_settings = GymSettings(
         device=settings.device, target=settings.target, sandbox=settings.sandbox, seeds=settings.seeds
     )

@@ -35,7 +35,8 @@ def event_line(event: Event) -> str:
         facts = event["device"]
         where = facts.get("gpu") or "no GPU: candidates run under Triton's interpreter"
         inputs = ", ".join(f"{row['dtype']}{list(row['shape'])}" for row in event["inputs"][:4])
-        return f"reference runs ({where})" + (f", inputs {inputs}" if inputs else "")
+        reduced = " (reduced for the interpreter)" if event.get("reduced") else ""
+        return f"reference runs ({where})" + (f", inputs {inputs}{reduced}" if inputs else "")
     if kind == "captured":
         if event["nodes"] is None:
             return f"graph not captured: {event['reason']}"

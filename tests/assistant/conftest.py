@@ -132,7 +132,8 @@ class FakeGym:
 
     async def inspect(self, task: Task) -> Any:
         self.inspected += 1
-        return type("Inspection", (), {"inputs": [{"path": "x", "shape": [64, 96], "dtype": "float32"}]})()
+        row = {"path": "[0][0]", "shape": [33, 96], "dtype": "float32"}
+        return type("Inspection", (), {"inputs": [row], "reduced": {"[0][0]": {"0": 33}}})()
 
     async def capture(self, task: Task) -> dict[str, Any]:
         return self.graph
