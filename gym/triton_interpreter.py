@@ -185,6 +185,16 @@ def _observed_run(before: Any, observer: Observer) -> Any:
     return run
 
 
+def _executor_init(before: Any) -> Any:
+    """Know a constexpr by its annotation as the compiler does, ``"L.constexpr"`` as a string included."""
+
+    def init(self: Any, fn: Any, arg_names: Any, *args: Any, **kwargs: Any) -> None:
+        before(self, fn, arg_names, *args, **kwargs)
+        self.constexprs = [name for name in arg_names if "constexpr" in str(fn.__annotations__.get(name))]
+
+    return init
+
+
 @contextlib.contextmanager
 def patch_interpreter(observer: Observer, *, emulate_tf32: bool = False) -> Iterator[None]:
     """Mend the interpreter and report launches to ``observer`` until the block ends.
@@ -210,6 +220,7 @@ def patch_interpreter(observer: Observer, *, emulate_tf32: bool = False) -> Iter
         replace_attribute(stack, ti.FunctionRewriter, "_compile_and_exec", _execute)
         language = _LanguageScope(ti._patch_lang)
         replace_attribute(stack, ti, "_patch_lang", language.patch)
+        replace_attribute(stack, ti.GridExecutor, "__init__", _executor_init(ti.GridExecutor.__init__))
         replace_attribute(stack, ti.GridExecutor, "__call__", language.wrap(ti.GridExecutor.__call__))
         replace_attribute(stack, ti.InterpretedFunction, "run", _observed_run(ti.InterpretedFunction.run, observer))
         _open_libdevice(stack)

@@ -12,6 +12,7 @@ acts in the thread that entered it; operators called below Python (C++ extension
 from __future__ import annotations
 
 import contextlib
+import functools
 import re
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -145,6 +146,8 @@ def device_remap(target: str = "sm_90") -> Iterator[DeviceRemap]:
         replace_attribute(stack, torch.backends.cudnn, "is_acceptable", lambda _tensor: False)
         _remap_contexts(stack)
         _remap_backward(stack)
+        _remap_custom_operators(stack)
+        replace_attribute(stack, torch, "load", _load_to_cpu(torch.load))
         yield stack.enter_context(DeviceRemap())
 
 
@@ -202,6 +205,44 @@ def _remap_backward(stack: contextlib.ExitStack) -> None:
             return apply(self, *args)
 
     replace_attribute(stack, node, "apply", apply_remapped)
+
+
+def _remap_custom_operators(stack: contextlib.ExitStack) -> None:
+    """Register kernels of custom operators for the CPU, and put the mode back inside them (the dispatcher drops it)."""
+    library: Any = torch.library
+    definition = library.CustomOpDef
+    register, implement = definition.register_kernel, library.Library.impl
+
+    def register_kernel(self: Any, device_types: Any, fn: Any = None, /) -> Any:
+        names = [device_types] if isinstance(device_types, str) else device_types
+        names = names if names is None else ["cpu" if name == "cuda" else name for name in names]
+
+        def remapped(function: Any) -> Any:
+            @functools.wraps(function)
+            def call(*args: Any, **kwargs: Any) -> Any:
+                with DeviceRemap():
+                    return function(*args, **kwargs)
+
+            return register(self, names)(call)
+
+        return remapped if fn is None else remapped(fn)
+
+    def impl(self: Any, op_name: Any, fn: Any, dispatch_key: str = "", **options: Any) -> Any:
+        name = str(op_name) if "::" in str(op_name) else f"{self.ns}::{op_name}"
+        # An operator that has a CPU kernel of its own keeps it.
+        free = dispatch_key == "CUDA" and not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU")
+        return implement(self, op_name, fn, "CPU" if free else dispatch_key, **options)
+
+    replace_attribute(stack, definition, "register_kernel", register_kernel)
+    replace_attribute(stack, library.Library, "impl", impl)
+
+
+def _load_to_cpu(load: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(load)
+    def load_to_cpu(file: Any, map_location: Any = None, *args: Any, **kwargs: Any) -> Any:
+        return load(file, to_cpu_device(map_location), *args, **kwargs)
+
+    return load_to_cpu
 
 
 def _first_argument_to_cpu(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -360,6 +360,25 @@ def k(x, n, BLOCK: tl.constexpr):
     assert x.tolist() == [1.0] * 4 + [2.0] * 4
 
 
+def test_constexprs_are_known_by_string_annotations(log, tmp_path):
+    path = tmp_path / "future.py"
+    path.write_text(
+        "from __future__ import annotations\n"
+        "import triton\n"
+        "import triton.language as L\n"
+        "@triton.jit\n"
+        "def k(x, B: L.constexpr):\n"
+        "    HALF = B // 2\n"
+        "    L.store(x + L.arange(0, HALF), 1.0)\n"
+    )
+    spec = importlib.util.spec_from_file_location("future", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    x = torch.zeros(8)
+    module.k[(1,)](x, 8)
+    assert x.tolist() == [1.0] * 4 + [0.0] * 4
+
+
 def test_the_interpreters_imports_do_not_leak_into_the_candidate(log, load):
     module, _ = load(
         """

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from torch import nn
 
 from drk.gym.devices import device_facts
@@ -151,6 +152,46 @@ def test_autocast_uses_half_as_on_a_gpu(remap):
         assert torch.get_autocast_dtype("cuda") == torch.bfloat16
     with torch.autocast("cuda", enabled=False):
         assert (a @ a).dtype == torch.float32
+
+
+@pytest.mark.parametrize("device_types", ["cuda", None, ["cuda"]])
+def test_custom_operators_registered_for_the_gpu_run_and_see_it(remap, device_types):
+    name = f"drk_remap::twice_{len(device_types or [])}"
+
+    @torch.library.custom_op(name, mutates_args=(), device_types=device_types)
+    def twice(x: torch.Tensor) -> torch.Tensor:
+        assert x.is_cuda
+        return x * torch.full((1,), 2.0, device="cuda")
+
+    assert twice(torch.ones(2)).tolist() == [2.0, 2.0]
+
+
+def test_library_kernels_for_the_gpu_run_unless_the_cpu_has_its_own(remap):
+    library = torch.library.Library("drk_remap_library", "DEF")
+    for name in ("alone", "both"):
+        library.define(f"{name}(Tensor x) -> Tensor")
+    library.impl("alone", lambda x: x + 1, "CUDA")
+    library.impl("both", lambda x: x + 2, "CPU")
+    library.impl("both", lambda x: x + 3, "CUDA")
+    x = torch.zeros(1)
+    assert torch.ops.drk_remap_library.alone(x).item() == 1.0
+    assert torch.ops.drk_remap_library.both(x).item() == 2.0
+
+
+def test_saved_tensors_load_onto_the_gpu(remap, tmp_path):
+    path = tmp_path / "x.pt"
+    torch.save({"x": torch.ones(2)}, path)
+    assert torch.load(path, map_location="cuda:0", weights_only=True)["x"].is_cuda
+    assert torch.load(path, torch.device("cuda"), weights_only=True)["x"].tolist() == [1.0, 1.0]
+
+
+def test_checkpointing_and_forked_generators(remap):
+    x = torch.randn(3, requires_grad=True)
+    torch.utils.checkpoint.checkpoint(torch.sin, x, use_reentrant=False).sum().backward()
+    torch.testing.assert_close(x.grad, x.detach().cos())
+    with torch.random.fork_rng(devices=[0]):
+        before = torch.randn(2)
+    assert torch.equal(before, torch.randn(2))
 
 
 def test_compile_is_the_identity(remap):
