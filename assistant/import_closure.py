@@ -1,7 +1,8 @@
 """Collects the sources that a file needs: its import closure inside its project root, without running anything.
 
-Imports are followed in the text, also inside functions, ``try`` and ``if``; absolute ones on the folders where the file
-would find them (its own, its package's top, the project root, ``src``), relative ones from their package, with the
+Imports are followed in the text, also inside functions (in the entry file only, where the whole would be too large),
+``try`` and ``if``, but not under ``if TYPE_CHECKING``; absolute ones on the folders where the file would find them (its
+own, its package's top, the project root, ``src``), relative ones from their package, with the
 ``__init__.py`` of each package on the way; ``importlib.import_module("literal")`` too. Whatever is not found
 under the root is taken for an installed package. The project root is the nearest parent with ``pyproject.toml``,
 ``setup.py``, ``setup.cfg`` or ``.git``, else the folder above the outermost package, else the file's own.
@@ -25,7 +26,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from drk.assistant.errors import TargetError
-from drk.assistant.source_index import parse_source
+from drk.assistant.source_index import dotted_name, parse_source
 from drk.gym.module_names import place_module
 from drk.gym.wire import MAX_SOURCE_BYTES
 
@@ -112,8 +113,20 @@ class _Import:
     names: tuple[str, ...] = ()
 
 
-def _found_imports(tree: ast.Module) -> Iterator[_Import]:
-    for node in ast.walk(tree):
+def _walk(tree: ast.Module, deep: bool) -> Iterator[ast.AST]:
+    """Yield nodes, without what only type checkers read; function bodies only when ``deep``."""
+    stack: list[ast.AST] = [tree]
+    while stack:
+        node = stack.pop()
+        yield node
+        if isinstance(node, ast.If) and dotted_name(node.test) in ("TYPE_CHECKING", "typing.TYPE_CHECKING"):
+            stack.extend(node.orelse)
+        elif deep or not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)):
+            stack.extend(ast.iter_child_nodes(node))
+
+
+def _found_imports(tree: ast.Module, deep: bool = True) -> Iterator[_Import]:
+    for node in _walk(tree, deep):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield _Import(alias.name)
@@ -129,9 +142,10 @@ def _found_imports(tree: ast.Module) -> Iterator[_Import]:
 class _Collector:
     """Follows imports breadth first below one root."""
 
-    def __init__(self, root: Path, entry: str) -> None:
+    def __init__(self, root: Path, entry: str, deep: bool) -> None:
         self.root = root
         self.entry = entry
+        self.deep = deep
         self.files: dict[str, str] = {}
         self.external: set[str] = set()
         self.search: tuple[str, ...] = (".",)
@@ -181,7 +195,7 @@ class _Collector:
             if path == self.entry:
                 raise
             return  # The Runner's import will say so, if the file is really imported.
-        for item in _found_imports(tree):
+        for item in _found_imports(tree, self.deep or path == self.entry):
             if item.level:
                 folder = PurePosixPath(path).parent
                 for _ in range(item.level - 1):
@@ -218,13 +232,24 @@ class _Collector:
 def collect(path: Path) -> Closure:
     """Return the import closure of the file at ``path``.
 
+    Where following every import exceeds the limits, imports inside functions are followed in the entry file only.
+
     Raises:
         TargetError: kinds ``syntax`` (the entry), ``unreadable``, ``not-python``, ``too-large``.
     """
+    try:
+        return _collect(path, deep=True)
+    except TargetError as error:
+        if error.kind != "too-large":
+            raise
+    return _collect(path, deep=False)
+
+
+def _collect(path: Path, *, deep: bool) -> Closure:
     absolute = Path(os.path.abspath(path))  # noqa: PTH100 - links are kept: imports are found beside the link
     root = find_root(absolute)
     entry = absolute.relative_to(root).as_posix()
-    collector = _Collector(root, entry)
+    collector = _Collector(root, entry, deep)
     collector.add(entry)
     tree = parse_source(collector.files[entry], entry)
     relative = any(item.level for item in _found_imports(tree))

@@ -111,6 +111,26 @@ def test_limits(tmp_path, monkeypatch):
         collect(tmp_path / "model.py")
 
 
+def test_large_projects_are_followed_as_far_as_an_import_runs_them(tmp_path, monkeypatch):
+    write(
+        tmp_path,
+        model="import near\ndef late():\n    import needed\n",
+        near="class Net:\n    import body\n    def far(self):\n        import huge\n",
+        body="",
+        needed="",
+        huge="#" * 3000,
+    )
+    assert "huge.py" in collect(tmp_path / "model.py").files
+    monkeypatch.setattr(import_closure, "MAX_SOURCE_BYTES", 2000)
+    assert set(collect(tmp_path / "model.py").files) == {"model.py", "near.py", "body.py", "needed.py"}
+
+
+def test_imports_for_type_checkers_are_not_followed(tmp_path):
+    source = "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import types_only\nelse:\n    import real\n"
+    write(tmp_path, model=source, types_only="", real="")
+    assert set(collect(tmp_path / "model.py").files) == {"model.py", "real.py"}
+
+
 # --- encodings -----------------------------------------------------------------------------------------------------
 
 
