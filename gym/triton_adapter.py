@@ -30,6 +30,8 @@ from triton.runtime.jit import JITFunction
 
 from drk.gym.runner.patching import replace_attribute
 
+MAX_MESSAGE_CHARS = 4000
+
 # --- Hooks -----------------------------------------------------------------------------------------------------
 
 
@@ -179,7 +181,10 @@ def describe_error(error: BaseException, files: frozenset[str] = frozenset()) ->
         matches = [e for e in chain if isinstance(e, classes)]
         if matches:
             line = _compile_line(matches, files) or _traceback_line(chain, files)
-            return ErrorFacts(kind, str(matches[-1]), line)
+            return ErrorFacts(kind, _brief(str(matches[-1])), line)
+    failed_pass = next((e for e in chain if isinstance(e, RuntimeError) and "PassManager" in str(e)), None)
+    if failed_pass is not None:
+        return ErrorFacts("compile", str(failed_pass), _traceback_line(chain, files))
     root = next((e for e in reversed(chain) if not isinstance(e, InterpreterError)), chain[-1])
     return ErrorFacts(type(root).__name__, str(root), _traceback_line(chain, files))
 
@@ -189,6 +194,12 @@ _KINDS: tuple[tuple[str, Any], ...] = (
     ("out_of_resources", OutOfResources),
     ("ptxas", PTXASError),
 )
+
+
+def _brief(message: str) -> str:
+    """Keep what ptxas complained of, without its command line and the program; cut anything else that is long."""
+    complaints = [line for line in message.splitlines() if line.startswith("ptxas ") and "error" in line]
+    return "\n".join(complaints)[:MAX_MESSAGE_CHARS] if complaints else message[:MAX_MESSAGE_CHARS]
 
 
 def _compile_line(errors: list[Any], files: frozenset[str]) -> int | None:

@@ -181,6 +181,7 @@ def test_errors_are_classified_through_their_wrappers():
     describe = triton_adapter.describe_error
     assert describe(triton.runtime.errors.OutOfResources(300, 200, "shared memory")).kind == "out_of_resources"
     assert describe(triton.runtime.errors.PTXASError("bad")).kind == "ptxas"
+    assert describe(RuntimeError("PassManager::run failed")).kind == "compile"
     assert describe(CudaFeatureUnsupported("a graph")).kind == "unsupported"
     assert describe(ValueError("x")) == triton_adapter.ErrorFacts("ValueError", "x", None)
     wrapped = triton.runtime.errors.InterpreterError("outer")
@@ -189,6 +190,30 @@ def test_errors_are_classified_through_their_wrappers():
     circular = ValueError("a")
     circular.__cause__ = circular
     assert describe(circular).kind == "ValueError"
+
+
+def test_ptxas_complaints_are_kept_without_the_program(candidate):
+    source = (
+        SOURCE
+        + """
+@triton.jit
+def refused(x):
+    i = tl.arange(0, 128)
+    tl.store(x + i, tl.load(x + i, eviction_policy="evict_last", cache_modifier=".cg"))
+"""
+    )
+    path = candidate[1].replace("adapter_candidate", "refused")
+    with open(path, "w") as file:
+        file.write(source)
+    spec = importlib.util.spec_from_file_location("refused", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    with compile_for("sm_90") as log, pytest.raises(triton.runtime.errors.PTXASError) as caught:
+        module.refused[(1,)](torch.zeros(128))
+    facts = log.describe(caught.value, frozenset({path}))
+    assert facts.kind == "ptxas"
+    assert "cannot be combined" in facts.message
+    assert len(facts.message) < 400
 
 
 def test_the_line_is_the_innermost_in_the_files_asked_about(tmp_path):
