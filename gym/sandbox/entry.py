@@ -7,7 +7,8 @@ capabilities, no_new_privs, PDEATHSIG, Landlock, seccomp. Landlock comes after t
 
 Left out: the limits that the kernel has no rule for (memory of a tree, size of scratch), which the Judge watches with
 :mod:`drk.gym.sandbox.watch`. What Python's heap inherited from the zygote stays readable: start the zygote with
-:func:`drk.gym.sandbox.scrub`.
+:func:`drk.gym.sandbox.scrub`. With a GPU, CUDA works in the Runner itself but not in programs that it starts: their
+``/proc/self`` is another process, which Landlock keeps closed.
 """
 
 from __future__ import annotations
@@ -84,6 +85,7 @@ def _replace_environment(policy: Policy, layers: Layers) -> None:
 def _make_places(policy: Policy) -> None:
     for path in places(policy).values():
         path.mkdir(parents=True, exist_ok=True, mode=0o700)
+    policy.scratch.chmod(0o700)
     os.chdir(policy.scratch)
     os.umask(0o077)
 

@@ -9,13 +9,10 @@ directories of two Runners are closed to each other. Where that range is not map
 
 from __future__ import annotations
 
-import errno
 import os
 import stat
 from collections.abc import Iterable
 from pathlib import Path
-
-from drk.gym.sandbox import syscalls
 
 FIRST_UID = 0x70000000
 NOBODY_UID = 65534
@@ -83,13 +80,3 @@ def drop_uid(uid: int, groups: list[int]) -> None:
     os.setgroups(groups)
     os.setresgid(uid, uid, uid)
     os.setresuid(uid, uid, uid)
-
-
-def drop_all_capabilities() -> None:
-    """Empty every capability set, the bounding set too where that is allowed. Raises ``OSError``."""
-    try:
-        syscalls.drop_bounding_set()
-    except OSError as error:
-        if error.errno != errno.EPERM:
-            raise  # without CAP_SETPCAP there is nothing that no_new_privs would let execve give back
-    syscalls.drop_capabilities()
