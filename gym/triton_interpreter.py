@@ -199,7 +199,7 @@ def _executor_init(before: Any) -> Any:
 def patch_interpreter(observer: Observer, *, emulate_tf32: bool = False) -> Iterator[None]:
     """Mend the interpreter and report launches to ``observer`` until the block ends.
 
-    With ``emulate_tf32``, float32 operands of a ``tl.dot`` that asks for TF32 (the default) are rounded to it first;
+    With ``emulate_tf32``, float32 operands of a ``tl.dot`` that asks for TF32 (the default) are truncated to it first;
     without, they are taken as they are.
     """
     with contextlib.ExitStack() as stack:

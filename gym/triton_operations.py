@@ -152,7 +152,7 @@ def _dot(observer: Observer, emulate_tf32: bool) -> Callable[[Any], Any]:
         if values.dtype.kind in "iub":
             return values.astype(np.float64)  # exact below 2**53, and by BLAS
         if emulate_tf32 and precision == "TF32" and values.dtype == np.float32:
-            return numerics.round_to_tf32(values)
+            return numerics.truncate_to_tf32(values)
         return values
 
     def wrap(_before: Any) -> Any:

@@ -138,7 +138,7 @@ def install(
 ) -> InterpreterLog:
     """Interpret kernels from now on; :meth:`InterpreterLog.uninstall` ends it.
 
-    ``program_budget`` is the number of programs that one trial may run; ``emulate_tf32`` rounds float32 operands of
+    ``program_budget`` is the number of programs that one trial may run; ``emulate_tf32`` truncates float32 operands of
     dots that ask for TF32.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Narrow floating-point formats as raw bits in numpy: bfloat16, float8, TF32 rounding.
+"""Narrow floating-point formats as raw bits in numpy: bfloat16, float8, TF32 truncation.
 
 Numpy has no bfloat16 or float8, so Triton's interpreter keeps them as ``uint16`` and ``uint8`` and computes on the bits
 as if they were integers. :func:`widen` turns the bits into float32 values, :func:`narrow` rounds values back to nearest
@@ -52,8 +52,13 @@ def narrow(values: Array, name: str) -> Array:
     return raw
 
 
-def round_to_tf32(values: Array) -> Array:
-    """Return float32 ``values`` with the mantissa rounded to TF32's 10 bits, ties away (PTX ``cvt.rna.tf32.f32``)."""
+def truncate_to_tf32(values: Array) -> Array:
+    """Return float32 ``values`` with the 13 low bits of the mantissa cleared.
+
+    Triton hands float32 operands to the tensor cores as they are, and these ignore the low bits. That this is
+    truncation shows in the error of a large product on an H200: 7.8e-4 relative, where rounding to nearest, as cuBLAS
+    does first, gives 2.9e-4. NaN stays NaN unless its payload is in those bits only.
+    """
     bits = np.ascontiguousarray(values, dtype=np.float32).view(np.uint32)
-    rounded = ((bits + np.uint32(0x1000)) & np.uint32(0xFFFFE000)).view(np.float32)
-    return np.where(np.isfinite(values), rounded, values)
+    truncated: Array = (bits & np.uint32(0xFFFFE000)).view(np.float32)
+    return truncated

@@ -49,10 +49,18 @@ def test_shapes_and_strides_do_not_matter():
         assert np.array_equal(numerics.widen(bits[::2], name), numerics.widen(bits, name)[::2])
 
 
-def test_tf32_keeps_ten_bits():
-    one = np.float32(1)
-    step = np.float32(2**-10)
-    values = np.array([one + step, one + step / 2, one + step / 4, -(one + step / 2), np.inf, np.nan], dtype=np.float32)
-    rounded = numerics.round_to_tf32(values)
-    assert rounded[:5].tolist() == [1 + 2**-10, 1 + 2**-10, 1.0, -(1 + 2**-10), np.inf]
-    assert np.isnan(rounded[5])
+def test_tf32_keeps_ten_bits_and_drops_the_rest():
+    step = 2.0**-10
+    values = np.array([1 + step, 1 + step * 1.9, 1 + step / 4, -(1 + step * 1.5), np.inf, np.nan], dtype=np.float32)
+    truncated = numerics.truncate_to_tf32(values)
+    assert truncated[:5].tolist() == [1 + step, 1 + step, 1.0, -(1 + step), np.inf]
+    assert np.isnan(truncated[5])
+
+
+def test_tf32_error_of_a_product_is_the_one_measured_on_a_gpu():
+    rng = np.random.default_rng(0)
+    a, b = (rng.standard_normal((512, 512)).astype(np.float32) for _ in range(2))
+    truth = a.astype(np.float64) @ b.astype(np.float64)
+    got = numerics.truncate_to_tf32(a).astype(np.float64) @ numerics.truncate_to_tf32(b).astype(np.float64)
+    error = np.linalg.norm(got - truth) / np.linalg.norm(truth)
+    assert 6.5e-4 < error < 9e-4
