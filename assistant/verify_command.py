@@ -34,6 +34,16 @@ EXIT_CODES = {
     "error": ExitCode.USAGE,
 }
 
+InputTexts = Annotated[
+    list[str] | None, typer.Option("--input", help="A call argument, such as 'x=f32[128,1024]'; repeatable.")
+]
+InitTexts = Annotated[
+    list[str] | None, typer.Option("--init", help="A constructor argument, such as 'dim=1024'; repeatable.")
+]
+IsFactory = Annotated[
+    bool | None, typer.Option("--factory/--no-factory", help="The named function returns a module, or does not.")
+]
+
 
 def read_candidate(path: Path) -> str:
     """Return the text of a candidate's file, decoded as Python would.
@@ -96,16 +106,10 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
     reference: Annotated[str, typer.Argument(help="model.py, model.py:Class, model.py:function, ...")],
     candidate: Annotated[Path, typer.Argument(help="A Python file that defines ModelNew.")],
     output: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print the verdict.")] = "text",
-    inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="A call argument, such as 'x=f32[128,1024]'; repeatable.")
-    ] = None,
-    init: Annotated[
-        list[str] | None, typer.Option("--init", help="A constructor argument, such as 'dim=1024'; repeatable.")
-    ] = None,
+    inputs: InputTexts = None,
+    init: InitTexts = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
-    factory: Annotated[
-        bool | None, typer.Option("--factory/--no-factory", help="The named function returns a module, or does not.")
-    ] = None,
+    factory: IsFactory = None,
     state_dict: Annotated[Path | None, typer.Option(help="Trained weights for the reference.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda:N or interpret.")] = None,
     target: Annotated[str | None, typer.Option(help="Architecture to compile for without a GPU, as sm_90.")] = None,
