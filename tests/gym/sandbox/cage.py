@@ -41,6 +41,8 @@ def open_python():
             syscalls.mount("tmpfs", str(closed[-1]), "tmpfs", 0, "mode=755")
             prefix.mkdir(parents=True)
             syscalls.mount(held, str(prefix), None, MS_BIND)
+            ctypes.CDLL(None).umount2(held.encode(), 2)
+            Path(held).rmdir()
 
 
 def become(identity):
