@@ -198,6 +198,7 @@ def _test_source(task: Task, verified: Mapping[str, str], stem: str, source: Sou
         root_when_not=os.path.relpath(top, run_dir),
         small=2 if "], " in verified["_ARGUMENTS"] or _has_deep_tensor(verified["_ARGUMENTS"]) else 33,
         build=_build_lines(task),
+        build_argument=f", build=inspect.unwrap(user.{task.target})" if task.target_kind == "factory" else "",
         draw=_draw_lines(task),
         autocast_dtype=f"torch.{autocast or 'bfloat16'}",
         autocast=bool(autocast),

@@ -162,9 +162,9 @@ def _arguments(task: Task, graph: Graph, free: Free) -> str:
 def _named_values(task: Task, signature: tuple[Parameter, ...]) -> list[tuple[str, Any]]:
     """Return name and value of each argument that was given; a function's names come from its own source."""
     given = [(one.name, one.value) for one in signature if one.has_value]
-    if task.target_kind != "function":
-        return given
     kinds = {one.name: one.kind for one in signature}
+    if task.target_kind != "function" or "var_positional" not in kinds.values():
+        return given
     positional = [item for name, value in given if kinds[name] == "var_positional" for item in value.items]
     named = [
         pair

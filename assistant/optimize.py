@@ -135,11 +135,6 @@ async def optimize(
         session = _Session(plan, run, emit)
         session.tell(_started(plan, run))
         hardware = hardware_facts(gym.device_facts, plan.target)
-        try:
-            graph = await until_stopped(session.look(gym), stop)
-        except TimeoutError:
-            found = Found(Episode(task_id(plan.task)), "interrupted", interrupted=True)
-            return session.finish(decide(found), None, hardware)
         search = Search(
             run,
             plan.task,
@@ -150,6 +145,11 @@ async def optimize(
             emit=emit,
             stop=stop,
         )
+        try:
+            graph = await until_stopped(session.look(gym), stop)
+        except TimeoutError:
+            found = Found(Episode(task_id(plan.task)), "interrupted", interrupted=True)
+            return session.finish(decide(found), None, hardware)
         found = await search.turns(graph, hardware)
         if found.host_errors and not found.episode.turns:
             raise EnvironmentFault(

@@ -139,6 +139,9 @@ def _plan(target: str, settings: Settings, asked: Mapping[str, Any], state_dict:
     for name in ("inputs", "init"):
         for text in asked[name]:
             words += ["--" + name.removesuffix("s"), text]
+    for name, usual in (("precision", "match"), ("tolerance", "float64")):
+        value = getattr(settings, name)
+        words += ["--" + name, value] if value != usual else []
     words += ["--mode", "train"] if asked["mode"] == "train" else []
     words += ["--state-dict", str(state_dict.resolve())] if state_dict else []
     source = SourceFile(_root_of(path, task), task.entry, data)

@@ -119,8 +119,7 @@ class Search:
         self._began = time.monotonic()
 
     async def turns(self, graph: Graph | None, hardware: DeviceFacts) -> Found:
-        """Run the search to its end and return what it found."""
-        self._began = time.monotonic()
+        """Run the search to its end and return what it found. Time counts from when the search was made."""
         ended, interrupted = "all turns are used", False
         try:
             for index in range(1, self._budget.turns + 1):

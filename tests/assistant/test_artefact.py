@@ -12,10 +12,10 @@ from typing import Any
 import pytest
 
 from drk.assistant.artefact import SourceFile, build_artefact
-from drk.assistant.artefact_record import ArtefactError
+from drk.assistant.artefact_record import ArtefactError, constants
 from drk.assistant.episode import Turn
-from drk.gym.graph import graph_from_json
-from drk.gym.schema import Call, Candidate, Task, TensorSpec, UserFunction
+from drk.gym.graph import Graph, Pack, Parameter, Placeholder, TensorMeta, graph_from_json
+from drk.gym.schema import Call, Candidate, Nested, Scalar, Task, TensorSpec, UserFunction
 
 
 @pytest.fixture
@@ -25,7 +25,7 @@ def written(project: Path, silu_task: Task, silu_candidate: Candidate, silu_grap
     run.mkdir(parents=True)
     source = SourceFile(project, "model.py", (project / "model.py").read_bytes())
     turn = Turn(1, silu_candidate, verdicts.accepted())
-    built = build_artefact(silu_task, turn, graph_from_json(silu_graph), source, run)
+    built = build_artefact(silu_task, turn, graph_from_json(silu_graph), source, run, [[33, 96]])
     (run / built.module_name).write_bytes(built.module)
     (run / built.test_name).write_bytes(built.test)
     (run / built.diff_name).write_bytes(built.diff)
@@ -222,3 +222,90 @@ def test_inputs_and_arguments_from_the_users_functions(
     (run / built.test_name).write_bytes(built.test)
     done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", built.test_name], run)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+FUNCTION = """
+import torch
+
+def gated(x, y, scale=2.0):
+    return torch.relu(x) * y * scale
+
+def use():
+    return gated(torch.ones(4, 8), torch.ones(4, 8))
+"""
+
+FUNCTION_CANDIDATE = """
+import torch
+import triton
+import triton.language as tl
+from torch import nn
+
+@triton.jit
+def gated_kernel(x, y, out, scale, n, BLOCK: tl.constexpr):
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    value = tl.load(x + index, mask=mask)
+    tl.store(out + index, tl.maximum(value, 0.0) * tl.load(y + index, mask=mask) * scale, mask=mask)
+
+class ModelNew(nn.Module):
+    def forward(self, x, y, scale=2.0):
+        out = torch.empty_like(x)
+        gated_kernel[(triton.cdiv(x.numel(), 256),)](x, y, out, scale, x.numel(), BLOCK=256)
+        return out
+"""
+
+
+@pytest.mark.parametrize("wrapped", [True, False])
+def test_a_function_is_replaced_in_place(tmp_path: Path, verdicts: Any, wrapped: bool) -> None:
+    file = tmp_path / "ops.py"
+    file.write_text(FUNCTION)
+    spec = TensorSpec((40, 96))
+    task = Task("gated", {"ops.py": FUNCTION}, "ops.py", "gated", "function", inputs=Call((spec, spec)))
+    meta = TensorMeta((40, 96), "float32", (96, 1))
+    # functions are captured through a module whose forward takes *args, or under their own signature
+    paths = ["args[0]", "args[1]"] if wrapped else ["x", "y"]
+    values = tuple(Pack("input", (path,)) for path in paths)
+    signature = (
+        (Parameter("args", "var_positional", False, None, True, Pack("tuple", values)),)
+        if wrapped
+        else tuple(
+            Parameter(name, "positional_or_keyword", False, None, True, value)
+            for name, value in zip("xy", values, strict=True)
+        )
+    )
+    placeholders = tuple(Placeholder(f"p{n}", "input", path, meta) for n, path in enumerate(paths))
+    graph = Graph("export", False, signature, (), placeholders, (), None)
+    run = tmp_path / "run"
+    run.mkdir()
+    source = SourceFile(tmp_path, "ops.py", FUNCTION.encode())
+    built = build_artefact(task, Turn(1, Candidate(FUNCTION_CANDIDATE), verdicts.accepted()), graph, source, run)
+    assert b"@optimized\ndef gated" in built.edited
+    assert b'("x", ("tensor", torch.float32, (40, 96), torch.contiguous_format, (0,)))' in built.module
+    for name, data in ((built.module_name, built.module), (built.test_name, built.test)):
+        (run / name).write_bytes(data)
+    (run / "edited.py").write_bytes(built.edited)
+    done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", built.test_name], run)
+    assert done.returncode == 0, done.stdout + done.stderr
+    code = (
+        "import edited, torch, ops_kernels as k\n"
+        "x = torch.randn(40, 96); y = edited.gated(x, y=x); z = edited.gated(x, x, 3.0)\n"
+        "print(torch.allclose(y, torch.relu(x) * x * 2), torch.allclose(z, torch.relu(x) * x * 3))\n"
+        "print(k.stats(edited.gated), k.restore(edited.gated)(x, x).shape)"
+    )
+    out = run_python(["-c", code], run, TRITON_INTERPRET="1", PYTHONPATH=str(tmp_path))
+    assert out.returncode == 0, out.stderr
+    assert out.stdout.startswith("True True")
+    assert "'kernel_calls': 1, 'fallback_calls': 1" in out.stdout
+    assert "called with (x, y, scale)" in out.stdout
+
+
+def test_the_constants_can_be_read(silu_task: Task, silu_graph: Any, verdicts: Any) -> None:
+    graph = graph_from_json(silu_graph)
+    both = constants(silu_task, graph, verdicts.accepted(), [[33, 96]])
+    assert both["_ARGUMENTS"] == '(\n    ("x", ("tensor", torch.float32, (64, 96), torch.contiguous_format, (0,))),\n)'
+    assert both["_FREE_SIZES"] == "{64: 33}"
+    assert constants(silu_task, graph, verdicts.accepted())["_FREE_SIZES"] == "{64: 64}"
+    init = Call((Scalar(float("inf")), Nested("dict", (Scalar("a"), Nested("tuple", (Scalar(1),))), ("k", "t"))))
+    assert constants(replace(silu_task, init=init), graph, verdicts.accepted())["_INIT_ARGS"] == (
+        '(float("inf"), {"k": "a", "t": (1,)})'
+    )
