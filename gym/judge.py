@@ -11,17 +11,16 @@ import ast
 import time
 from typing import TYPE_CHECKING, Any
 
-from drk.gym.compare import compare_leaf
-from drk.gym.coverage_estimate import coverage_estimate
+from drk.gym.correctness import Trials
+from drk.gym.detectors import label_work
 from drk.gym.draft import COMPILE_KINDS, UNJUDGED_KINDS, Draft, Stop
 from drk.gym.environment import environment
 from drk.gym.errors import HostError, ProtocolError
-from drk.gym.reference import ReferenceSession, Trial, candidate_files, fetch, task_meta
+from drk.gym.reference import ReferenceSession, candidate_files, task_meta
 from drk.gym.runner_handle import RunnerHandle
 from drk.gym.schema import (
     RUNGS,
     Candidate,
-    Cell,
     Failure,
     Stage,
     Status,
@@ -34,9 +33,6 @@ from drk.gym.wire import MAX_SOURCE_BYTES, candidate_id, task_id
 if TYPE_CHECKING:
     from drk.gym.engine import Gym
     from drk.gym.offline_compile import OfflineCompile
-
-
-MIN_INTERPRETED_TRIALS = 2
 
 
 def parse_candidate(source: str) -> None:
@@ -67,7 +63,7 @@ class Evaluation:
         self.task = task
         self.candidate = candidate
         self.draft = Draft("interpreter" if gym.device == "interpret" else "gpu")
-        self.facts: dict[str, Any] = {}
+        self.launched = False
 
     async def verdict(self) -> Verdict:
         """Judge and return the verdict.
@@ -101,6 +97,7 @@ class Evaluation:
                 await self._climb(runner, session, offline)
                 if self.correct:
                     await self.gym.measure(self, runner, session)
+                    label_work(self.draft, launched=self.launched)
             finally:
                 await runner.close()
         finally:
@@ -108,7 +105,7 @@ class Evaluation:
 
     async def _climb(self, runner: RunnerHandle, session: ReferenceSession, offline: OfflineCompile) -> None:
         try:
-            await self._correctness(runner, session)
+            await Trials(self, runner, session).run()
         except Stop as stop:
             # A kernel that does not compile often fails in the interpreter too, with a less useful message.
             await offline.finish()
@@ -147,42 +144,6 @@ class Evaluation:
                 self.draft.notes.append(_seeded_note(answer))
             if session.plan is not None:
                 await self.ask(runner, "load", "set_reduction", limits.run_s, plan=session.plan)
-
-    async def _correctness(self, runner: RunnerHandle, session: ReferenceSession) -> None:
-        limits = self.settings.limits
-        start = time.monotonic()
-        for index in range(self.settings.seeds):
-            if self._enough(index, time.monotonic() - start):
-                break
-            with self.draft.stage("reference"):
-                trial = await session.trial(index)
-            timeout = limits.compile_s if index == 0 else limits.run_s
-            with self.draft.stage("correct"):
-                answer = await self.ask(
-                    runner, "run", "run", timeout, key=trial.key, grad=self.task.grad, log_operators=index == 0
-                )
-                self.draft.reach("ran")
-                leaves = await fetch(runner, answer, self.settings, session.compare_on)
-                if leaves is None:
-                    raise Stop("failed", Failure("run", "early-exit", "it ended while its outputs were read"))
-                self.draft.cells += compare_trial(
-                    f"seed{index}", trial, leaves, answer, self.task, copied=self.draft.weights != "seeded"
-                )
-            if index == 0:
-                self.draft.coverage_estimate = coverage_estimate(
-                    session.operators, answer.get("operators") or [], self.gym.cost_target
-                )
-            if not self.correct:
-                return
-        if self.correct:
-            self.draft.reach("correct")
-
-    def _enough(self, done: int, seconds: float) -> bool:
-        """Under the interpreter, where a trial can take seconds, fewer trials must do; the verdict says so."""
-        if self.gym.device != "interpret" or done < MIN_INTERPRETED_TRIALS or seconds < self.settings.interpret_s:
-            return False
-        self.draft.notes.append(f"{done} of {self.settings.seeds} trials were run: the interpreter is slow here")
-        return True
 
     @property
     def correct(self) -> bool:
@@ -269,57 +230,6 @@ class Evaluation:
             sandbox_level=self.settings.sandbox,
             timings_s=draft.timings_s,
         )
-
-
-def compare_trial(
-    name: str, trial: Trial, leaves: dict[str, Any], answer: dict[str, Any], task: Task, *, copied: bool
-) -> list[Cell]:
-    """Compare one trial's leaves; a missing or surplus leaf is a failed cell."""
-    cells: list[Cell] = []
-    structure = structure_difference(answer.get("description"), trial.description)
-    if structure:
-        cells.append(Cell(f"{name} out", passed=False, reason=structure))
-    for leaf, reference in trial.native.items():
-        if leaf.startswith(("state:", "grad:param")) and not copied:
-            continue
-        cell_name = f"{name} {task.mode} {leaf}"
-        if leaf not in leaves:
-            cells.append(Cell(cell_name, passed=False, reason="the candidate does not give it"))
-            continue
-        cells.append(
-            compare_leaf(cell_name, leaves[leaf], trial.truth[leaf], reference, paper=task.tolerance == "paper")
-        )
-    cells += [
-        Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes its input, the reference's does not")
-        for leaf in leaves
-        if leaf.startswith("input") and leaf not in trial.native
-    ]
-    cells += [
-        Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes state, the reference's does not")
-        for leaf in leaves
-        if leaf.startswith("state:") and copied and leaf not in trial.native
-    ]
-    return cells
-
-
-def structure_difference(mine: Any, theirs: dict[str, Any]) -> str:
-    """Return in words how two output descriptions differ in form and exact tensor type, or an empty string."""
-    if not isinstance(mine, dict):
-        return "the candidate's output has no description"
-    if mine.get("form") != theirs.get("form"):
-        return f"returns {mine.get('form')} instead of {theirs.get('form')}"
-    if mine.get("subclass"):
-        return f"returns a tensor subclass ({str(mine.get('type'))[:80]})"
-    if mine.get("form") in ("dict", "dataclass", "namedtuple") and mine.get("keys") != theirs.get("keys"):
-        return f"returns keys {str(mine.get('keys'))[:200]} instead of {theirs.get('keys')}"
-    my_items, their_items = mine.get("items") or [], theirs.get("items") or []
-    if len(my_items) != len(their_items):
-        return f"returns {len(my_items)} values instead of {len(their_items)}"
-    for one, other in zip(my_items, their_items, strict=True):
-        difference = structure_difference(one, other)
-        if difference:
-            return difference
-    return ""
 
 
 def _weights(answer: dict[str, Any]) -> WeightsHow:

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 
 from drk.gym.arena import Arena
+from drk.gym.compare import error_stats
 from drk.gym.errors import HostError, ProtocolError, TaskError
 from drk.gym.runner import transfer
+from drk.gym.runner.rungs import RUNGS
 from drk.gym.runner_handle import RunnerHandle
 from drk.gym.schema import Candidate, Task
 from drk.gym.settings import GymSettings
@@ -130,6 +132,24 @@ class ReferenceSession:
         strides = dict(zip(native, native_answer["strides"], strict=True))
         return Trial(key, native, truth, native_answer["description"], strides, native_answer["inputs"])
 
+    async def rung_errors(self, index: int, leaf: str) -> dict[str, float]:
+        """Return the RMS error of one output leaf with the reference's products on each lower rung.
+
+        A rung that changes nothing (no products, or the reference stands there already) is left out.
+        """
+        trial = await self.trial(index)
+        found: dict[str, float] = {}
+        if leaf not in trial.native or not trial.native[leaf].is_floating_point():
+            return found
+        own = error_stats(trial.native[leaf], trial.truth[leaf]).rms
+        async with self.lock:
+            for rung in RUNGS:
+                _, leaves = await self._leaves(key=trial.key, variant=rung, grad=False)
+                error = error_stats(leaves[leaf], trial.truth[leaf]).rms if leaf in leaves else 0.0
+                if error > 2 * own:
+                    found[rung] = error
+        return found
+
     async def _leaves(self, **message: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         limits = self.settings.limits
         answer = await self._ask("run", limits.compile_s, **message)
@@ -177,7 +197,7 @@ def reference_error(error: dict[str, Any], task: Task) -> TaskError:
         kind=f"reference-{error['kind']}",
         file=file or task.entry,
         line=error["line"],
-        help=_REFERENCE_HELP.get(error["kind"], "run the file by itself to see the fault"),
+        help=error["help"] or _REFERENCE_HELP.get(error["kind"], "run the file by itself to see the fault"),
     )
 
 

@@ -165,7 +165,8 @@ class RunnerHandle:
 
     def _failure(self, kind: str, detail: str = "") -> dict[str, Any]:
         message = KINDS[kind] + (f" ({detail})" if detail else "")
-        return {"ok": False, "died": True, "error": {"kind": kind, "message": message, "file": "", "line": None}}
+        error = {"kind": kind, "message": message, "file": "", "line": None, "help": ""}
+        return {"ok": False, "died": True, "error": error}
 
     def log_text(self) -> str:
         """Return what user code printed, cut to the limit."""
@@ -265,5 +266,6 @@ def check_answer(answer: dict[str, Any]) -> dict[str, Any] | None:
             "message": str(error.get("message", ""))[:4000],
             "file": str(error.get("file", ""))[:400],
             "line": line if isinstance(line, int) else None,
+            "help": str(error.get("help", ""))[:1000],
         },
     }

@@ -26,6 +26,7 @@ from triton.compiler import compiler as triton_compiler
 from triton.compiler.errors import CompilationError
 from triton.runtime.autotuner import Autotuner, Heuristics
 from triton.runtime.errors import InterpreterError, OutOfResources, PTXASError
+from triton.runtime.interpreter import InterpretedFunction
 from triton.runtime.jit import JITFunction
 
 from drk.gym.runner.patching import replace_attribute
@@ -129,6 +130,12 @@ def jit_functions(files: frozenset[str]) -> list[Any]:
     """
     found = (thing for thing in gc.get_objects() if type(thing) is JITFunction)
     return sorted((f for f in found if f.fn.__code__.co_filename in files), key=source_of)
+
+
+def launchables(files: frozenset[str]) -> list[Any]:
+    """Return the live functions from ``files`` that can be launched here, compiled or interpreted."""
+    kinds = (JITFunction, InterpretedFunction)
+    return [thing for thing in gc.get_objects() if type(thing) in kinds and thing.fn.__code__.co_filename in files]
 
 
 def reachable(functions: list[Any]) -> set[int]:

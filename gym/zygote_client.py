@@ -16,6 +16,7 @@ from typing import Any
 
 from drk.gym.errors import ProtocolError, SandboxUnavailable, ZygoteError
 from drk.gym.protocol import AsyncChannel
+from drk.gym.sandbox import scrub
 
 START_S = 90.0
 FORK_S = 20.0
@@ -24,7 +25,7 @@ _THREADS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "NUMEX
 
 def zygote_environment(mode: str) -> dict[str, str]:
     """Return the environment of a zygote: ours, one thread, no GPU in sight, the interpreter where asked for."""
-    environment = dict(os.environ)
+    environment = scrub(os.environ)
     environment.update(dict.fromkeys(_THREADS, "1"))
     environment["CUDA_VISIBLE_DEVICES"] = ""
     environment["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"

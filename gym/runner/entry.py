@@ -77,6 +77,7 @@ def handlers(session: Session) -> dict[str, Callable[[dict[str, Any], list[int]]
         "state_out": session.state_out,
         "state_in": session.state_in,
         "run": session.run,
+        "held": session.held_outputs,
         "write": session.write,
         "plan_reduction": session.plan_reduction,
         "set_reduction": session.set_reduction,
@@ -131,6 +132,7 @@ def answer_command(
                 "message": failure.message[:MAX_MESSAGE],
                 "file": failure.file,
                 "line": failure.line,
+                "help": failure.help,
             },
         }
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included

@@ -18,6 +18,7 @@ import torch
 from drk.gym.runner import structure
 from drk.gym.runner.float64 import float64, to_float64
 from drk.gym.runner.operators import OperatorLog
+from drk.gym.runner.rungs import RUNGS, on_rung
 
 
 @dataclass
@@ -64,11 +65,16 @@ def same(left: torch.Tensor, right: torch.Tensor) -> bool:
 
 @dataclass
 class CallOptions:
-    """How a call is made. ``variant`` is ``native`` or ``float64``; ``autocast`` a dtype name or None."""
+    """How a call is made.
+
+    ``variant`` is ``native``, ``float64``, or a precision rung (``tf32``, ``bf16``, ``fp16``); ``autocast`` a dtype
+    name or None; ``convolutions`` the rung that convolutions alone are put on (a GPU's default, mimicked on the CPU).
+    """
 
     variant: str = "native"
     grad: bool = False
     autocast: str | None = None
+    convolutions: str | None = None
     device: str = "cpu"
     key: int = 0
     log_operators: bool = False
@@ -81,6 +87,7 @@ class Outcome:
     leaves: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     description: dict[str, Any] = field(default_factory=dict)
     operators: list[dict[str, Any]] = field(default_factory=list)
+    held: list[tuple[str, torch.Tensor]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -90,7 +97,11 @@ def call_context(options: CallOptions) -> Iterator[None]:
         stack.enter_context(torch.enable_grad() if options.grad else torch.no_grad())
         if options.variant == "float64":
             stack.enter_context(float64())
-        elif options.autocast:
+        elif options.variant in RUNGS:
+            stack.enter_context(on_rung(options.variant))
+        elif options.convolutions:
+            stack.enter_context(on_rung(options.convolutions, convolutions_only=True))
+        if options.autocast and options.variant != "float64":
             dtype = getattr(torch, options.autocast)
             stack.enter_context(torch.autocast(torch.device(options.device).type, dtype=dtype))
         yield
@@ -110,25 +121,31 @@ def prepare_inputs(args: list[Any], kwargs: dict[str, Any], options: CallOptions
 
 
 def call(
-    module: torch.nn.Module, snapshot: StateSnapshot, args: list[Any], kwargs: dict[str, Any], options: CallOptions
+    module: torch.nn.Module,
+    snapshot: StateSnapshot,
+    inputs: tuple[list[Any], dict[str, Any]],
+    options: CallOptions,
+    around: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(),  # noqa: B008 - stateless
 ) -> Outcome:
-    """Run ``module`` once from its saved state and collect the leaves.
+    """Run ``module`` once from its saved state, inside ``around``, and collect the leaves.
 
-    Random numbers inside the call start from the key, so that two processes draw the same ones where they use the same
-    generators in the same order.
+    Leaves are copies made in stream order right after the call: what a side stream, a thread or a second call writes
+    later is not in them. ``held`` are the returned tensors themselves. Random numbers inside the call start from the
+    key, so that two processes draw the same ones where they use the same generators in the same order.
     """
     snapshot.restore(module)
-    args, kwargs = prepare_inputs(args, kwargs, options)
+    args, kwargs = prepare_inputs(*inputs, options)
     before = {path: tensor.detach().clone() for path, tensor in structure.tensors((args, kwargs))}
     torch.manual_seed(options.key & 0x7FFFFFFF)
-    with call_context(options):
+    with call_context(options), around:
         log = OperatorLog() if options.log_operators else None
         with log or contextlib.nullcontext():
             value = module(*args, **kwargs)
-        leaves = output_leaves(value)
+        held = output_leaves(value)
+        leaves = [(name, tensor.clone()) for name, tensor in held]
         if options.grad:
             leaves += gradient_leaves(module, value, args, kwargs, options)
-    outcome = Outcome(leaves, structure.describe(value), log.rows if log is not None else [])
+    outcome = Outcome(leaves, structure.describe(value), log.rows if log is not None else [], held)
     outcome.leaves += [(f"state:{key}", tensor) for key, tensor in snapshot.changed(module)]
     for path, tensor in structure.tensors((args, kwargs)):
         if not same(before[path], tensor.detach()):
@@ -156,9 +173,11 @@ def gradient_leaves(
     outputs = [tensor for _, tensor in structure.tensors(value) if tensor.requires_grad]
     if not outputs:
         return []
-    generator = torch.Generator().manual_seed((options.key ^ 0x5DEECE66D) & 0x7FFFFFFF)
+    generator = torch.Generator("cpu").manual_seed((options.key ^ 0x5DEECE66D) & 0x7FFFFFFF)
     cotangents = [
-        torch.randn(tensor.shape, generator=generator, dtype=torch.float32).to(tensor.device, tensor.dtype)
+        torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device="cpu").to(
+            tensor.device, tensor.dtype
+        )
         for tensor in outputs
     ]
     torch.autograd.backward(outputs, cotangents)

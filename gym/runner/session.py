@@ -28,6 +28,7 @@ from drk.gym.arena import map_read_only
 from drk.gym.runner import capture as graph_capture
 from drk.gym.runner import execute, loading, structure, transfer, values
 from drk.gym.runner.execute import CallOptions, StateSnapshot
+from drk.gym.runner.suppress import ablated, poison_free_memory
 
 Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
 
@@ -51,6 +52,10 @@ class Session:
         self.pending: list[tuple[str, torch.Tensor]] = []
         self.layout: list[dict[str, Any]] = []
         self.extra: dict[str, Any] = {}
+        self.last_inputs: tuple[list[Any], dict[str, Any]] = ([], {})
+        self.held: list[tuple[str, torch.Tensor]] = []
+        self.held_before: list[tuple[str, torch.Tensor]] = []
+        self.convolutions: str | None = None
         self.stack = contextlib.ExitStack()
         self.before_run: Callable[[], None] = lambda: None
 
@@ -72,7 +77,10 @@ class Session:
                     self.scratch / "candidate.py", self.meta, self.reference, seed=seed, device=self.device
                 )
             )
-        return {"state": self.state_layout(), "kind": type(self.built).__name__}
+        if not values.inputs_vary(self.meta["inputs"], self.device, reference=self.reference):
+            # A function that returns the same values every time would let cached answers pass.
+            self.meta["inputs"] = {**self.meta["inputs"], "permute": True}
+        return {"state": self.state_layout(), "kind": type(self.built).__name__, "notes": self.reference.notes}
 
     def adopt(self, module: torch.nn.Module) -> None:
         """Make ``module`` the one under test, in the task's mode."""
@@ -148,11 +156,17 @@ class Session:
         return path if path.exists() else None
 
     def run(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        """Call once. ``message``: ``key``, ``variant`` (``native`` | ``float64``), ``grad``, ``log_operators``."""
+        """Call once.
+
+        ``message``: ``key``; ``variant`` (``native``, ``float64`` or a rung); ``grad``; ``log_operators``; ``reuse``
+        (draw into the storage of the last call's inputs); ``poison`` (shapes and dtypes to spoil in free memory first);
+        ``ablate`` (true, or the name of one kernel: launch nothing of the candidate's).
+        """
         options = CallOptions(
             variant=message.get("variant", "native"),
             grad=bool(message.get("grad")),
             autocast=message.get("autocast") or self.meta.get("autocast"),
+            convolutions=self.convolutions,
             device=self.device,
             key=int(message["key"]),
             log_operators=bool(message.get("log_operators")),
@@ -160,16 +174,35 @@ class Session:
         module, snapshot = self.built, self.snapshot
         if options.variant == "float64":
             module, snapshot = self.truth_module()
-        args, kwargs = self.draw(options.key)
+        inputs = self.draw(options.key)
+        if message.get("reuse"):
+            inputs = into_storage_of(self.last_inputs, inputs)
+        self.last_inputs = inputs
         self.before_run()
-        outcome = execute.call(module, snapshot, args, kwargs, options)
-        answer = self.offer(outcome.leaves)
-        answer["description"] = outcome.description
-        answer["operators"] = outcome.operators
-        answer["inputs"] = [
-            {"path": path, **structure.describe_tensor(tensor)} for path, tensor in structure.tensors((args, kwargs))
-        ]
-        return answer
+        with contextlib.ExitStack() as stack:
+            suppressed = self.suppress(message.get("ablate"), stack)
+            if message.get("poison"):
+                poison_free_memory([(tuple(s), transfer.dtype_of(d)) for s, d in message["poison"]], self.device)
+            outcome = execute.call(module, snapshot, inputs, options)
+        self.held_before, self.held = self.held, outcome.held
+        return {
+            **self.offer(outcome.leaves),
+            "description": outcome.description,
+            "operators": outcome.operators,
+            "suppressed": sorted(set(suppressed)),
+            "inputs": [{"path": p, **structure.describe_tensor(t)} for p, t in structure.tensors(inputs)],
+        }
+
+    def suppress(self, which: bool | str | None, stack: contextlib.ExitStack) -> list[str]:
+        """Silence the candidate's kernels (all, or one by name) until ``stack`` closes."""
+        if not which:
+            return []
+        files = frozenset({str(self.scratch / "candidate.py")})
+        return stack.enter_context(ablated(files, which if isinstance(which, str) else None))
+
+    def held_outputs(self, _message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Lay out the tensors that the call before last returned, as they are now."""
+        return self.offer(self.held_before)
 
     def truth_module(self) -> tuple[torch.nn.Module, StateSnapshot]:
         """Return the float64 copy of the module, made at first use."""
@@ -226,6 +259,23 @@ class Session:
         transfer.write_tensors(fds[0] if fds else self.arena_fd, self.pending, self.layout)
         self.pending = []
         return {}
+
+
+def into_storage_of(
+    old: tuple[list[Any], dict[str, Any]], new: tuple[list[Any], dict[str, Any]]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Copy new values into the old inputs' tensors where shapes and dtypes agree: same addresses, other contents."""
+    before = dict(structure.tensors(old))
+
+    def place(path: str, tensor: torch.Tensor) -> torch.Tensor:
+        target = before.get(path)
+        if target is None or target.shape != tensor.shape or target.dtype != tensor.dtype or not target.is_contiguous():
+            return tensor
+        with torch.no_grad():
+            return target.detach().copy_(tensor)
+
+    placed = structure.map_tensors(place, new)
+    return list(placed[0]), dict(placed[1])
 
 
 def read_state(fd: int, layout: list[dict[str, Any]], size_bytes: int) -> dict[str, torch.Tensor]:

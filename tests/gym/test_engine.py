@@ -21,7 +21,7 @@ class Model(nn.Module):
     def forward(self, x):
         return torch.relu(x) * 2
 """
-LIMITS = Limits(load_s=5, compile_s=5, run_s=5, memory_bytes=2 * 2**30, scratch_bytes=2**28)
+LIMITS = Limits(load_s=5, compile_s=5, run_s=5, memory_bytes=2**30, scratch_bytes=2**28)
 SETTINGS = GymSettings(device="interpret", seeds=2, limits=LIMITS, offline_compile=False)
 
 

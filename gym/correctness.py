@@ -1,0 +1,213 @@
+"""The correctness trials of one candidate, and the experiments that ride on them.
+
+Trial 0 runs on fresh inputs, with what the allocator will hand out poisoned. Trial 1 draws other values into the *same*
+storage (a cache keyed by address answers with the past), and what trial 0 returned is read again (a buffer that is
+given out twice has changed). Further trials use fresh storage. Then the candidate's kernels are suppressed: an output
+that stays right was not made by them. A failed trial is set against lower rungs of the reference to name a downgrade.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from drk.gym.compare import compare_leaf
+from drk.gym.coverage_estimate import coverage_estimate
+from drk.gym.draft import Stop
+from drk.gym.reference import ReferenceSession, Trial, fetch
+from drk.gym.runner.transfer import dtype_name
+from drk.gym.runner_handle import RunnerHandle
+from drk.gym.schema import Cell, Failure, Flag, Task
+
+if TYPE_CHECKING:
+    from drk.gym.judge import Evaluation
+
+MIN_INTERPRETED_TRIALS = 2
+RUNG_FACTOR = 3.0
+
+
+class Trials:
+    """Runs the trials of one candidate."""
+
+    def __init__(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
+        self.evaluation = evaluation
+        self.settings = evaluation.settings
+        self.draft = evaluation.draft
+        self.task = evaluation.task
+        self.runner = runner
+        self.session = session
+
+    async def run(self) -> None:
+        """Run all trials; cells and flags go into the draft.
+
+        Raises:
+            Stop: the candidate ended, raised or hung.
+        """
+        start = time.monotonic()
+        for index in range(self.settings.seeds):
+            if self._enough(index, time.monotonic() - start):
+                break
+            await self._trial(index)
+            if not self.evaluation.correct:
+                await self._name_downgrade(index)
+                return
+            if index == 1:
+                await self._reread_first()
+        if self.evaluation.correct:
+            self.draft.reach("correct")
+            await self._ablate()
+
+    def _enough(self, done: int, seconds: float) -> bool:
+        """Under the interpreter, where a trial can take seconds, fewer trials must do; the verdict says so."""
+        slow = self.evaluation.gym.device == "interpret" and seconds >= self.settings.interpret_s
+        if not slow or done < MIN_INTERPRETED_TRIALS:
+            return False
+        self.draft.notes.append(f"{done} of {self.settings.seeds} trials were run: the interpreter is slow here")
+        return True
+
+    async def _trial(self, index: int) -> None:
+        limits = self.settings.limits
+        with self.draft.stage("reference"):
+            trial = await self.session.trial(index)
+        shapes = [[list(leaf.shape), dtype_name(leaf.dtype)] for leaf in trial.native.values()]
+        with self.draft.stage("correct"):
+            leaves, answer = await self.leaves(
+                limits.compile_s if index == 0 else limits.run_s,
+                key=trial.key,
+                grad=self.task.grad,
+                log_operators=index == 0,
+                reuse=index == 1,
+                poison=shapes if index != 1 else [],
+            )
+            self.draft.reach("ran")
+            copied = self.draft.weights != "seeded"
+            self.draft.cells += compare_trial(f"seed{index}", trial, leaves, answer, self.task, copied=copied)
+        if index == 0:
+            rows = answer.get("operators") or []
+            self.draft.coverage_estimate = coverage_estimate(
+                self.session.operators, rows, self.evaluation.gym.cost_target
+            )
+
+    async def leaves(self, timeout_s: float, **message: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+        """Run the candidate once and fetch its leaves.
+
+        Raises:
+            Stop: it failed, or ended while its outputs were read.
+        """
+        answer = await self.evaluation.ask(self.runner, "run", "run", timeout_s, **message)
+        return await self._fetched(answer), answer
+
+    async def _fetched(self, answer: dict[str, Any]) -> dict[str, torch.Tensor]:
+        leaves = await fetch(self.runner, answer, self.settings, self.session.compare_on)
+        if leaves is None:
+            raise Stop("failed", Failure("run", "early-exit", "it ended while its outputs were read"))
+        return leaves
+
+    # --- experiments -------------------------------------------------------------------------------------
+
+    async def _reread_first(self) -> None:
+        """What the first call returned must still hold after the second."""
+        answer = await self.evaluation.ask(self.runner, "check", "held", self.settings.limits.run_s)
+        held = await self._fetched(answer)
+        trial = await self.session.trial(0)
+        for name, reference in trial.native.items():
+            if name in held and not compare_leaf(name, held[name], trial.truth[name], reference).passed:
+                proof = f"{name} of the first call changed when the second call ran"
+                self.draft.flags.append(Flag("stale-output", "caching", "fraud", proof))
+                return
+
+    async def _ablate(self) -> None:
+        """Suppress the candidate's kernels over poisoned memory; outputs that stay right prove them idle."""
+        trial = await self.session.trial(0)
+        limit_s = self.settings.limits.run_s
+        with self.draft.stage("ablate"):
+            answer = await self.runner.call("run", limit_s, key=trial.key, ablate=True)
+            names = answer.get("suppressed") if answer["ok"] else None
+            self.evaluation.launched = bool(names) or not answer["ok"]
+            if not isinstance(names, list) or not names:
+                return
+            if await self._still_right(trial, answer):
+                proof = f"with every launch of {', '.join(map(str, names[:5]))} suppressed the output is still right"
+                self.draft.flags.append(Flag("decoy-kernel", "no-work", "fraud", proof))
+
+    async def _still_right(self, trial: Trial, answer: dict[str, Any]) -> bool:
+        leaves = await fetch(self.runner, answer, self.settings, self.session.compare_on)
+        if leaves is None:
+            return False
+        outputs = [name for name in trial.native if name.startswith("out")]
+        return all(
+            name in leaves and compare_leaf(name, leaves[name], trial.truth[name], trial.native[name]).passed
+            for name in outputs
+        )
+
+    async def _name_downgrade(self, index: int) -> None:
+        """Compare a wrong output's error with the errors of lower rungs of the reference."""
+        cell = next((cell for cell in self.draft.cells if not cell.passed and cell.rms is not None), None)
+        if cell is None or cell.rms is None or self.task.tolerance == "paper":
+            return
+        rungs = await self.session.rung_errors(index, cell.name.rpartition(" ")[2])
+        name = nearest_rung(cell.rms, rungs)
+        if name is not None:
+            proof = f"its RMS error {cell.rms:.3g} is that of the reference with {name} products ({rungs[name]:.3g})"
+            evidence = {"rung": name, "rms": cell.rms, "rung_rms": rungs[name]}
+            self.draft.flags.append(Flag("precision-downgrade", "precision", "fraud", proof, evidence))
+
+
+def nearest_rung(rms: float, rungs: dict[str, float]) -> str | None:
+    """Return the rung whose error is within a factor of :data:`RUNG_FACTOR` of ``rms``, the closest one."""
+    close = {name: max(rms / error, error / rms) for name, error in rungs.items() if error > 0 and rms > 0}
+    best = min(close, key=lambda name: close[name], default=None)
+    return best if best is not None and close[best] <= RUNG_FACTOR else None
+
+
+def compare_trial(
+    name: str, trial: Trial, leaves: dict[str, Any], answer: dict[str, Any], task: Task, *, copied: bool
+) -> list[Cell]:
+    """Compare one trial's leaves; a missing or surplus leaf is a failed cell."""
+    cells: list[Cell] = []
+    structure = structure_difference(answer.get("description"), trial.description)
+    if structure:
+        cells.append(Cell(f"{name} out", passed=False, reason=structure))
+    for leaf, reference in trial.native.items():
+        if leaf.startswith(("state:", "grad:param")) and not copied:
+            continue
+        cell_name = f"{name} {task.mode} {leaf}"
+        if leaf not in leaves:
+            cells.append(Cell(cell_name, passed=False, reason="the candidate does not give it"))
+            continue
+        cells.append(
+            compare_leaf(cell_name, leaves[leaf], trial.truth[leaf], reference, paper=task.tolerance == "paper")
+        )
+    cells += [
+        Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes its input, the reference's does not")
+        for leaf in leaves
+        if leaf.startswith("input") and leaf not in trial.native
+    ]
+    cells += [
+        Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes state, the reference's does not")
+        for leaf in leaves
+        if leaf.startswith("state:") and copied and leaf not in trial.native
+    ]
+    return cells
+
+
+def structure_difference(mine: Any, theirs: dict[str, Any]) -> str:
+    """Return in words how two output descriptions differ in form and exact tensor type, or an empty string."""
+    if not isinstance(mine, dict):
+        return "the candidate's output has no description"
+    if mine.get("form") != theirs.get("form"):
+        return f"returns {mine.get('form')} instead of {theirs.get('form')}"
+    if mine.get("subclass"):
+        return f"returns a tensor subclass ({str(mine.get('type'))[:80]})"
+    if mine.get("form") in ("dict", "dataclass", "namedtuple") and mine.get("keys") != theirs.get("keys"):
+        return f"returns keys {str(mine.get('keys'))[:200]} instead of {theirs.get('keys')}"
+    my_items, their_items = mine.get("items") or [], theirs.get("items") or []
+    if len(my_items) != len(their_items):
+        return f"returns {len(my_items)} values instead of {len(their_items)}"
+    for one, other in zip(my_items, their_items, strict=True):
+        difference = structure_difference(one, other)
+        if difference:
+            return difference
+    return ""

@@ -1,0 +1,57 @@
+"""Deceptions under the interpreter: each must be seen, honest neighbours must not be flagged."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from honesty_corpus import CASES, REFERENCE
+
+from drk.gym.correctness import nearest_rung, structure_difference
+from drk.gym.engine import Gym
+from drk.gym.schema import Call, Candidate, Task, TensorSpec
+from drk.gym.settings import GymSettings
+
+INPUTS = Call((TensorSpec((40, 100)), TensorSpec((100, 48))))
+TASK = Task("product", {"model.py": REFERENCE}, "model.py", "Model", inputs=INPUTS)
+
+
+@pytest.fixture(scope="module")
+def loop_gym():
+    loop = asyncio.new_event_loop()
+    gym = Gym(GymSettings(device="interpret", seeds=3, offline_compile=False))
+    loop.run_until_complete(gym.__aenter__())
+    yield loop, gym
+    loop.run_until_complete(gym.__aexit__(None, None, None))
+    loop.close()
+
+
+@pytest.mark.parametrize(("name", "source", "status", "flag"), CASES, ids=[case[0] for case in CASES])
+def test_deceptions(loop_gym, name, source, status, flag) -> None:
+    loop, gym = loop_gym
+    verdict = loop.run_until_complete(gym.evaluate(TASK, Candidate(source)))
+    assert verdict.status == status, (verdict.error, verdict.flags)
+    kinds = [found.kind for found in verdict.flags]
+    assert kinds == ([flag] if flag else [])
+
+
+def test_nearest_rung() -> None:
+    rungs = {"tf32": 3e-4, "bf16": 2e-3}
+    assert nearest_rung(3.5e-4, rungs) == "tf32"
+    assert nearest_rung(1.5e-3, rungs) == "bf16"
+    assert nearest_rung(0.5, rungs) is None
+    assert nearest_rung(0.0, {}) is None
+
+
+@pytest.mark.parametrize(
+    ("mine", "theirs", "word"),
+    [
+        (None, {"form": "tensor"}, "description"),
+        ({"form": "list", "items": []}, {"form": "tuple", "items": []}, "list instead of tuple"),
+        ({"form": "tensor", "subclass": True, "type": "Lazy"}, {"form": "tensor"}, "subclass"),
+        ({"form": "tuple", "items": [{"form": "tensor"}]}, {"form": "tuple", "items": []}, "1 values"),
+        ({"form": "dict", "keys": ["['a']"]}, {"form": "dict", "keys": ["['b']"]}, "keys"),
+    ],
+)
+def test_structure_difference(mine, theirs, word) -> None:
+    assert word in structure_difference(mine, theirs)
