@@ -57,14 +57,16 @@ def test_from_a_file_to_an_applied_artefact(project: Path, words: list[str]) -> 
 
 
 def test_interrupted_it_keeps_its_run(project: Path, words: list[str]) -> None:
-    process = subprocess.Popen([*DRK, *words, "--events", "jsonl"], cwd=project, stdout=subprocess.PIPE, text=True)
-    assert process.stdout is not None
     events: list[dict[str, Any]] = []
-    for line in process.stdout:
-        events.append(json.loads(line))
-        if events[-1]["event"] == "judging":
-            process.send_signal(signal.SIGINT)
-    assert process.wait() == 130
+    with subprocess.Popen(
+        [*DRK, *words, "--events", "jsonl"], cwd=project, stdout=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        for line in process.stdout:
+            events.append(json.loads(line))
+            if events[-1]["event"] == "judging":
+                process.send_signal(signal.SIGINT)
+    assert process.returncode == 130
     assert [event["event"] for event in events][:2] == ["started", "baseline"]
     assert events[-1]["event"] == "result"
     assert events[-1]["result"]["interrupted"]
