@@ -137,8 +137,10 @@ def softplus(x, beta, threshold):
     "mish": '''
 @triton.jit
 def mish(x):
-    """x tanh(softplus(x))."""
-    return x * tanh(softplus(x, 1.0, 20.0))
+    """x tanh(log(1 + e**x)), which is x n / (n + 2) with n = e**x (e**x + 2); x itself where e**x is large."""
+    power = exp(tl.where(x > 20.0, 0.0, x))
+    n = power * (power + 2.0)
+    return tl.where(x > 20.0, x, x * (n / (n + 2.0)))
 ''',
     "hardtanh": '''
 @triton.jit

@@ -10,6 +10,7 @@ Left out: shapes beyond the captured one in the estimate; the emitted code itsel
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -55,7 +56,8 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     rewritten = rewrite(graph)
     names = value_names(rewritten)
     facts = facts_of(rewritten)
-    regions = [region for region in plan(rewritten, variant.rules) if _worthwhile(region)]
+    possible = [region for region in plan(rewritten, variant.rules) if _possible(region)]
+    regions = [region for region in possible if region.kind != "pointwise" or len(region.nodes) > 1] or possible
     if not regions:
         raise UnsupportedGraph("no operators that a kernel could take together")
     groups = _ordered(rewritten, regions)
@@ -82,25 +84,18 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     return Compiled(write_module(rewritten, steps, names, summary), kernels, tuple(regions))
 
 
-def _worthwhile(region: Region) -> bool:
-    """A kernel for one plain pointwise operator saves nothing; rows too long for registers cannot be held."""
-    if region.kind == "row":
-        columns = 1
-        for size in region.shape[len(region.shape) - region.columns :]:
-            columns *= size
-        return columns <= MAX_COLUMNS and bool(region.outputs)
-    return bool(region.outputs) and (region.kind == "matmul" or len(region.nodes) > 1)
+def _possible(region: Region) -> bool:
+    """Rows too long for registers cannot be held; regions without a result compute nothing."""
+    long = region.kind == "row" and math.prod(region.shape[len(region.shape) - region.columns :]) > MAX_COLUMNS
+    return bool(region.outputs) and not long
 
 
 def _tile(region: Region, metas: Any, variant: Variant, multiprocessors: int) -> Tile:
     product = region.products[0]
-    rows, inner = 1, metas[product.left].shape[-1]
-    for size in region.shape[:-1]:
-        rows *= size
     tiles = ranked_tiles(
-        rows,
+        math.prod(region.shape[:-1]),
         region.shape[-1],
-        inner,
+        metas[product.left].shape[-1],
         half=product.node.meta.dtype != "float32",
         pair=len(region.products) > 1,
         multiprocessors=multiprocessors,

@@ -14,6 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from typing import Any
 
 from drk.assistant.synth.domain import Operand, align
@@ -296,9 +297,20 @@ class _Planner:
                 for source in node.inputs() if node.name in fusible else ():
                     if source in fusible and source in nodes:
                         changed |= self._merge(self.group[source], self.group[node.name])
+        self._merge_siblings(fusible)
         groups = [group for group in self.members.values() if all(node.name in fusible for node in group)]
         regions = [build_region(group, self.facts, self.rules) for group in groups]
         return [region for region in regions if region is not None]
+
+    def _merge_siblings(self, fusible: set[str]) -> None:
+        """Merge regions without products that read the same tensor, so that it is read once."""
+        products = {node.name for node in self.graph.nodes if product_of(node, self.facts.metas) is not None}
+        for name in self.facts.order:
+            users = [user for user in self.facts.users[name] if user in fusible and name not in self.facts.fixed]
+            for first, second in pairwise(users):
+                left, right = self.group[first], self.group[second]
+                if not any(node.name in products for node in (*self.members[left], *self.members[right])):
+                    self._merge(left, right)
 
     def _fusible(self, node: Node) -> bool:
         if node.name in self.rules.excluded or any(name not in self.facts.metas for name in node.inputs()):

@@ -30,26 +30,25 @@ class Tile:
 
 FP32_TILES = (
     Tile(128, 128, 32, 8, 3),
+    Tile(128, 128, 64, 8, 2),
     Tile(128, 64, 32, 4, 3),
     Tile(64, 128, 32, 4, 3),
     Tile(64, 64, 32, 4, 3),
-    Tile(128, 128, 32, 8, 2),
     Tile(32, 64, 32, 4, 4),
 )
 """For ``tf32x3``: three products a step, so arithmetic dominates and registers are short."""
 
 HALF_TILES = (
-    Tile(128, 256, 64, 8, 3),
     Tile(128, 128, 64, 8, 4),
-    Tile(128, 128, 64, 4, 3),
+    Tile(128, 256, 64, 8, 3),
     Tile(64, 128, 64, 4, 4),
     Tile(64, 64, 64, 4, 4),
     Tile(32, 64, 64, 4, 5),
 )
 """For float16 and bfloat16 operands."""
 
-PAIR_FP32_TILES = (Tile(128, 64, 32, 8, 3), Tile(64, 64, 32, 4, 3), Tile(128, 128, 32, 16, 2), Tile(32, 64, 32, 4, 3))
-"""For two products that share their left operand: two accumulators."""
+PAIR_FP32_TILES = (Tile(128, 64, 32, 8, 3), Tile(128, 64, 32, 8, 4), Tile(64, 64, 32, 4, 3), Tile(32, 64, 32, 4, 3))
+"""For two products that share their left operand: two accumulators; larger tiles spill registers."""
 
 PAIR_HALF_TILES = (Tile(128, 128, 64, 8, 3), Tile(64, 128, 64, 8, 3), Tile(64, 64, 64, 4, 4), Tile(32, 64, 64, 4, 4))
 

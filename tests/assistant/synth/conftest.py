@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 
+sys.path.insert(0, str(Path(__file__).parent))
+
+from drk.assistant.synth.propose import Variant, compile_graph, variants
 from drk.gym.graph import graph_from_json
 from drk.gym.runner.capture import capture
 
@@ -22,7 +25,8 @@ class Interpreter:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.count = 0
-        environment = {**os.environ, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(root / "cache")}
+        one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
+        environment = {**os.environ, **one_thread, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(root / "cache")}
         self.process = subprocess.Popen(
             [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
@@ -65,7 +69,10 @@ def graph_of():
 
 @pytest.fixture(scope="session")
 def errors():
-    """(error, reference's own error): RMS against float64, relative to the truth's RMS, worst output first."""
+    """(error, reference's own error): RMS against float64 relative to the truth's RMS, for the worst output.
+
+    The reference's is at least what rounding the result alone costs.
+    """
 
     def measure(module, args, outputs):
         with torch.no_grad():
@@ -78,7 +85,50 @@ def errors():
             assert got.dtype == own.dtype, "dtype"
             assert got.shape == own.shape, "shape"
             scale = true.double().square().mean().sqrt().item() + 1e-30
-            rows.append(tuple((item.double() - true).square().mean().sqrt().item() / scale for item in (got, own)))
-        return max(rows)
+            ours, theirs = ((item.double() - true.double()).square().mean().sqrt().item() / scale for item in (got, own))
+            rounding = 0.4 * torch.finfo(own.dtype).eps if own.is_floating_point() else 0.0
+            rows.append((ours, max(theirs, rounding)))
+        return max(rows, key=lambda row: row[0] / max(row[1], 1e-30))
 
     return measure
+
+
+@pytest.fixture(scope="session")
+def check(interpreter, graph_of, errors):
+    """Compile a module, run the result under the interpreter, hold its error to ``factor`` times the reference's.
+
+    Returns what was compiled; ``kernels`` are the expected kernel names, ``calls`` further argument lists.
+    """
+
+    def run(module, *args, kernels=None, factor=2.0, variant=None, calls=()):
+        module.eval()
+        graph = graph_of(module, *args)
+        compiled = compile_graph(graph, variant if isinstance(variant, Variant) else variants(graph)[variant or 0])
+        if kernels is not None:
+            assert [kernel.name for kernel in compiled.kernels] == list(kernels)
+        every_call = [list(args), *calls]
+        results = interpreter.run(compiled.source, module.state_dict(), every_call)
+        for call, outputs in zip(every_call, results, strict=True):
+            got, own = errors(module, call, outputs)
+            assert got <= factor * own + 1e-9, f"error {got:.2e}, the reference's {own:.2e}\n{compiled.source}"
+        return compiled
+
+    return run
+
+
+@pytest.fixture
+def offline_compile(tmp_path):
+    """Compile an emitted module's launches for sm_90 in a process of its own; the kernels' figures as dicts."""
+
+    def run(source, shape, dtype="float32"):
+        path = tmp_path / "emitted.py"
+        path.write_text(source)
+        worker = Path(__file__).with_name("compile_worker.py")
+        environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
+        environment.pop("TRITON_INTERPRET", None)
+        command = [sys.executable, str(worker), str(path), json.dumps(shape), dtype]
+        answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        assert answer.returncode == 0, answer.stderr[-3000:]
+        return json.loads(answer.stdout)
+
+    return run

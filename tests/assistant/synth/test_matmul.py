@@ -1,0 +1,92 @@
+"""Matrix products with epilogues under the interpreter, and compiled for a Hopper GPU without one."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from modules import Function, GatedMLP
+from torch import nn
+
+
+def test_linear_with_bias_and_activation(check):
+    module = Function(lambda s, x: F.gelu(s.linear(x)), linear=nn.Linear(50, 70))
+    compiled = check(module, torch.randn(4, 9, 50), kernels=["linear_gelu"])
+    assert 'PRECISION="tf32x3"' in compiled.source
+
+
+def test_half_precision_uses_tensor_cores_natively(check):
+    module = Function(lambda s, x: F.gelu(s.linear(x)), linear=nn.Linear(50, 70).half())
+    compiled = check(module, torch.randn(4, 9, 50).half(), variant=1, kernels=["linear_gelu"])
+    assert "tf32x3" not in compiled.source
+
+
+def test_residual_scale_and_row_operands_in_the_epilogue(check):
+    module = Function(lambda s, x, r: x + s.linear(x) * s.scale * r, linear=nn.Linear(50, 50), scale=torch.randn(50))
+    check(module, torch.randn(4, 9, 50), torch.randn(4, 9, 1), kernels=["linear_mul_add"])
+
+
+def test_inner_size_multiple_of_the_block(check):
+    check(Function(lambda s, x: s.linear(x).relu(), linear=nn.Linear(64, 128)), torch.randn(130, 64))
+
+
+def test_products_of_two_inputs(check):
+    module = Function(lambda _, x, y: torch.relu(x @ y) + 1)
+    check(module, torch.randn(30, 40), torch.randn(40, 20), kernels=["matmul_relu_add"])
+    check(Function(lambda _, x, y: torch.relu(x.t() @ y) + 1), torch.randn(40, 30), torch.randn(40, 20))
+    check(Function(lambda _, x, y: torch.relu(x @ y.t()) + 1), torch.randn(30, 40), torch.randn(20, 40))
+
+
+def test_addmm(check):
+    module = Function(lambda s, x: torch.addmm(s.b, x, s.w.t()).tanh(), b=torch.randn(20), w=torch.randn(20, 40))
+    check(module, torch.randn(30, 40), kernels=["linear_tanh"])
+
+
+def test_gated_pair_shares_one_kernel(check):
+    compiled = check(GatedMLP(), torch.randn(3, 11, 48), kernels=["rms_norm", "linear_silu_mul", "linear_add"])
+    assert len(compiled.regions) == 3
+    assert max(len(region.products) for region in compiled.regions) == 2
+
+
+def test_gated_pair_with_biases(check):
+    module = Function(lambda s, x: F.silu(s.g(x)) * s.u(x), g=nn.Linear(40, 70), u=nn.Linear(40, 70))
+    check(module, torch.randn(9, 40), kernels=["linear_silu_mul"])
+
+
+def test_separate_products_when_asked(check):
+    compiled = check(GatedMLP(), torch.randn(3, 11, 48), variant=1)
+    assert all(len(region.products) <= 1 for region in compiled.regions)
+
+
+def test_products_left_to_the_library(check):
+    compiled = check(GatedMLP(), torch.randn(3, 11, 48), variant=2)
+    assert all(not region.products for region in compiled.regions)
+    assert "F.linear(" in compiled.source
+
+
+def test_other_batch_sizes_than_captured(check):
+    check(GatedMLP(), torch.randn(4, 11, 48), calls=[[torch.randn(1, 11, 48)], [torch.randn(2, 3, 48)]])
+
+
+def test_chain_of_layers(check):
+    module = nn.Sequential(nn.Linear(20, 40), nn.ReLU(), nn.Linear(40, 10), nn.Tanh())
+    check(module, torch.randn(9, 20), kernels=["linear_relu", "linear_tanh"])
+
+
+def test_strided_left_operand(check):
+    check(Function(lambda s, x: s.linear(x[:, ::2]).relu(), linear=nn.Linear(20, 30)), torch.randn(9, 40))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("dtype", "pair"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)])
+def test_default_tiles_compile_for_hopper_without_spills(offline_compile, graph_of, dtype, pair):
+    from drk.assistant.synth.propose import compile_graph, variants
+    from drk.assistant.synth.regions import Rules
+
+    single = Function(lambda s, x: F.gelu(s.g(x)), g=nn.Linear(1024, 2816))
+    both = Function(lambda s, x: F.silu(s.g(x)) * s.u(x), g=nn.Linear(1024, 2816), u=nn.Linear(1024, 2816))
+    module = (both if pair else single).to(dtype)
+    graph = graph_of(module, torch.randn(2048, 1024, dtype=dtype))
+    variant = next(item for item in variants(graph) if item.rules == Rules() and item.tile_rank == 0)
+    rows = offline_compile(compile_graph(graph, variant).source, [2048, 1024], str(dtype).removeprefix("torch."))
+    assert [row["name"] for row in rows] == ["linear_silu_mul_kernel" if pair else "linear_gelu_kernel"]
+    assert rows[0]["spill_bytes"] == 0
+    assert rows[0]["shared_bytes"] <= 227 * 1024

@@ -1,0 +1,107 @@
+"""Row kernels against float64 under the interpreter: norms, softmax and other reductions over trailing dimensions."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from modules import Function, RMSNorm
+from torch import nn
+
+from drk.assistant.synth.row_reduction import MAX_COLUMNS
+
+
+def test_softmax_with_scale_and_large_logits(check):
+    check(Function(lambda _, x: F.softmax(x * 0.3, -1)), torch.randn(4, 6, 50) * 30, kernels=["softmax_mul"])
+
+
+def test_softmax_with_a_causal_mask(check):
+    module = Function(lambda _, x, m: F.softmax(x.masked_fill(m, float("-inf")), -1))
+    check(module, torch.randn(2, 3, 6, 6), torch.ones(6, 6).triu(1).bool())
+
+
+def test_log_softmax(check):
+    check(Function(lambda _, x: F.log_softmax(x, dim=1)), torch.randn(6, 50) * 10, kernels=["log_softmax"])
+
+
+def test_one_row(check):
+    check(Function(lambda _, x: F.softmax(x, -1)), torch.randn(37))
+
+
+def test_logsumexp_with_and_without_the_dimension(check):
+    check(Function(lambda _, x: torch.logsumexp(x, -1)), torch.randn(4, 37))
+    check(Function(lambda _, x: F.mish(torch.logsumexp(x, 1, keepdim=True))), torch.randn(4, 37))
+
+
+@pytest.mark.parametrize("columns", [5, 64, 129])
+def test_layer_norm_of_any_width(check, columns):
+    check(Function(lambda s, x: s.norm(x) * 2, norm=nn.LayerNorm(columns)), torch.randn(4, 5, columns) + 3)
+
+
+def test_layer_norm_without_parameters_over_two_dimensions(check):
+    check(
+        Function(lambda s, x: s.norm(x), norm=nn.LayerNorm((5, 7), elementwise_affine=False)), torch.randn(4, 5, 7) + 3
+    )
+
+
+def test_layer_norm_of_a_large_offset_keeps_its_variance(check):
+    check(Function(lambda s, x: s.norm(x), norm=nn.LayerNorm(200)), torch.randn(3, 200) * 0.1 + 300)
+
+
+def test_residual_sum_and_its_norm_leave_one_kernel(check):
+    module = Function(lambda s, x, y: (lambda z: (z, s.norm(z)))(x + y), norm=nn.LayerNorm(77))
+    compiled = check(module, torch.randn(4, 5, 77), torch.randn(4, 5, 77))
+    assert len(compiled.kernels) == 1
+    assert len(compiled.kernels[0].outputs) == 2
+
+
+def test_rms_norm_by_hand_and_by_module(check):
+    check(RMSNorm(77), torch.randn(4, 5, 77), kernels=["rms_norm"])
+    check(Function(lambda s, x: s.norm(x), norm=nn.RMSNorm(77)), torch.randn(4, 5, 77), kernels=["rms_norm"])
+
+
+def test_standardisation_by_hand(check):
+    x = torch.randn(4, 5, 77) + 3
+    check(Function(lambda _, x: (x - x.mean(-1, keepdim=True)) / (x.std(-1, keepdim=True) + 1e-5)), x)
+    check(Function(lambda _, x: (x - x.mean(-1, True)) / torch.sqrt(x.var(-1, unbiased=False, keepdim=True) + 1e-5)), x)
+
+
+def test_reductions_without_keepdim(check):
+    check(Function(lambda _, x: x.relu().mean(-1) * 2 + 1), torch.randn(4, 5, 77))
+    check(Function(lambda _, x: x * x.mean(-1).unsqueeze(-1)), torch.randn(4, 5, 77))
+    check(Function(lambda _, x: (x * 2).amax((-1, -2))), torch.randn(4, 3, 7, 9))
+
+
+def test_global_average_pool_and_gate(check):
+    compiled = check(Function(lambda _, x: x * torch.sigmoid(x.mean((2, 3), keepdim=True))), torch.randn(4, 3, 7, 9))
+    assert len(compiled.kernels) == 1
+
+
+def test_normalize(check):
+    assert len(check(Function(lambda _, x: F.normalize(x, dim=-1)), torch.randn(4, 77)).kernels) == 1
+
+
+def test_narrow_inputs_are_reduced_in_float32(check):
+    module = Function(lambda s, x: s.norm(x) * 2, norm=nn.LayerNorm(77).half())
+    check(module, (torch.randn(4, 5, 77) + 3).half())
+
+
+def test_strided_rows(check):
+    check(Function(lambda _, x: F.softmax(x, -1)), torch.randn(9, 14).t())
+    check(Function(lambda _, x: F.softmax(x, -1)), torch.randn(6, 40)[:, ::2])
+
+
+def test_rows_beyond_registers_stay_torch(graph_of):
+    from drk.assistant.synth.module_writer import UnsupportedGraph
+    from drk.assistant.synth.propose import compile_graph, variants
+
+    graph = graph_of(Function(lambda _, x: F.softmax(x, -1)), torch.randn(1, MAX_COLUMNS + 1))
+    with pytest.raises(UnsupportedGraph):
+        compile_graph(graph, variants(graph)[0])
+
+
+@settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@given(st.lists(st.integers(1, 4), min_size=0, max_size=3), st.integers(2, 70), st.booleans())
+def test_any_shape(check, outer, columns, broadcast):
+    module = Function(lambda _, x, y: F.softmax(x * 2 + y, -1) * y)
+    check(module, torch.randn(*outer, columns), torch.randn(1 if broadcast else columns))
