@@ -83,12 +83,20 @@ class Trials:
             )
             self.draft.reach("ran")
             copied = self.draft.weights != "seeded"
+            self._note_tripwires(answer)
             self.draft.cells += compare_trial(f"seed{index}", trial, leaves, answer, self.task, copied=copied)
         if index == 0:
             rows = answer.get("operators") or []
             self.draft.coverage_estimate = coverage_estimate(
                 self.session.operators, rows, self.evaluation.gym.cost_target
             )
+
+    def _note_tripwires(self, answer: dict[str, Any]) -> None:
+        tripped = answer.get("tripped")
+        known = any(flag.kind == "tampered-runtime" for flag in self.draft.flags)
+        if isinstance(tripped, list) and tripped and not known:
+            told = "; ".join(str(item)[:100] for item in tripped[:5])
+            self.draft.flags.append(Flag("tampered-runtime", "tampering", "fraud", f"after its call, {told}"))
 
     async def leaves(self, timeout_s: float, **message: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Run the candidate once and fetch its leaves.

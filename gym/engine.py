@@ -13,6 +13,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -171,6 +173,7 @@ class Gym:
         session = ReferenceSession(task, self.settings, handle, runs_on, compares_on)
         try:
             await session.prepare()
+            await session.settle_keys()
         except BaseException:
             await session.close()
             raise
@@ -200,9 +203,21 @@ class Gym:
         if self.gpu is None:
             await measure_interpreted(evaluation, runner)
             return
+        await self._measuring().measure(evaluation, runner, session)
+
+    def _measuring(self) -> Measurement:
         if self._measurement is None:
-            self._measurement = Measurement(self.gpu.uuid, self.settings.timing)
-        await self._measurement.measure(evaluation, runner, session)
+            self._measurement = Measurement(self.gpu.uuid if self.gpu is not None else "none", self.settings.timing)
+        return self._measurement
+
+    @asynccontextmanager
+    async def sharing(self) -> AsyncIterator[None]:
+        """Hold the GPU's lock together with others, so that nobody is timed meanwhile; nothing without a GPU."""
+        if self.gpu is None:
+            yield
+            return
+        async with self._measuring().lock.shared():
+            yield
 
     async def inspect(self, task: Task) -> Inspection:
         """Load and run the reference once, in its own dtype and in float64.

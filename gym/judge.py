@@ -78,6 +78,11 @@ class Evaluation:
             self.draft.reach("parsed")
             with self.draft.stage("reference"):
                 session = await self.gym.reference(self.task)
+            if session.untold:
+                told = ", ".join(session.untold)
+                self.draft.notes.append(
+                    f"the module is insensitive: wrong outputs ({told}) cannot be told from right ones"
+                )
             await self._judge(session)
             status, failure = self._conclusion()
         except Stop as stop:
@@ -94,7 +99,8 @@ class Evaluation:
             runner = await self._start()
             try:
                 await self._load(runner, session)
-                await self._climb(runner, session, offline)
+                async with self.gym.sharing():
+                    await self._climb(runner, session, offline)
                 if self.correct:
                     await self.gym.measure(self, runner, session)
                     label_work(self.draft, launched=self.launched)

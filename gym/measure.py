@@ -14,6 +14,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
+from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from drk.gym.compare import compare_timed
@@ -22,7 +23,7 @@ from drk.gym.gpu_lock import GpuLock
 from drk.gym.kernels import merge_kernels
 from drk.gym.reference import ReferenceSession, fetch
 from drk.gym.runner_handle import RunnerHandle
-from drk.gym.schema import Cell, Failure, Speedups
+from drk.gym.schema import Cell, Failure, Flag, Speedups
 from drk.gym.settings import Timing
 from drk.gym.statistics import latency, ratio_interval, settled
 
@@ -33,6 +34,9 @@ MAX_CALLS = 50
 PROFILE_RUNS = 5
 CLOCK_SLACK_MS = 0.5
 MAX_DISAGREEMENTS = 20
+LONG_WINDOW_MS = 20.0
+MAX_REPEAT = 5000
+STRAIN_LIMIT = 1.5
 
 
 async def measure_interpreted(evaluation: Evaluation, runner: RunnerHandle) -> None:
@@ -81,6 +85,7 @@ class Measurement:
                 await contest.warm_up()
                 await contest.run()
                 await contest.check_outputs()
+                await contest.check_clock()
                 contest.conclude()
 
 
@@ -196,6 +201,25 @@ class Contest:
             raise Stop("failed", Failure("time", "early-exit", "a process ended while timed outputs were read"))
         for name, reference in theirs.items():
             evaluation.draft.cells.append(compare_timed(f"timed {name}", mine.get(name), reference, self._like(name)))
+
+    async def check_clock(self) -> None:
+        """Hold the claimed latency against the Judge's own clock in a window too long to hide anything in."""
+        strain = {name: await self._strain(name) for name in ("eager", "candidate")}
+        if strain["candidate"] > STRAIN_LIMIT * max(strain["eager"], 1.0):
+            proof = f"in a long window the Judge's clock shows {strain['candidate']:.2f} times the time that its events claim"
+            self.evaluation.draft.flags.append(Flag("clock-mismatch", "timing", "fraud", proof, strain))
+
+    async def _strain(self, name: str) -> float:
+        """Return the Judge's time over the claimed time for a window of about :data:`LONG_WINDOW_MS`."""
+        claimed_ms = max(median(self.times_ms[name]), 1e-3)
+        repeat = min(max(math.ceil(LONG_WINDOW_MS / claimed_ms), 1), MAX_REPEAT)
+        limit_s = self.evaluation.settings.limits.run_s
+        keys = [secrets.randbits(62) for _ in range(min(self.calls, repeat))]
+        await self._ask(name, "prepare", limit_s, form=self.forms[name][1], keys=keys)
+        start = time.perf_counter()
+        await self._ask(name, "go", limit_s, repeat=repeat)
+        wall_ms = (time.perf_counter() - start) * 1e3
+        return (wall_ms - CLOCK_SLACK_MS) / (claimed_ms * repeat)
 
     def _like(self, leaf: str) -> Cell | None:
         suffix = f" {leaf}"

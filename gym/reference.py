@@ -17,6 +17,7 @@ import torch
 from drk.gym.arena import Arena
 from drk.gym.compare import error_stats
 from drk.gym.errors import HostError, ProtocolError, TaskError
+from drk.gym.mutants import passing_mutants
 from drk.gym.runner import transfer
 from drk.gym.runner.rungs import RUNGS
 from drk.gym.runner_handle import RunnerHandle
@@ -25,6 +26,7 @@ from drk.gym.settings import GymSettings
 from drk.gym.wire import task_to_json
 
 _HOST_KINDS = {"protocol"}
+REDRAWS = 2
 
 
 def task_meta(task: Task) -> dict[str, Any]:
@@ -77,6 +79,7 @@ class ReferenceSession:
         self.weight_bytes = 0
         self.compiled: dict[str, Any] | None = None
         self._trials: dict[int, Trial] = {}
+        self.untold: list[str] = []
         self.operators: list[Any] = []
 
     async def prepare(self) -> None:
@@ -117,6 +120,21 @@ class ReferenceSession:
             if index not in self._trials:
                 self._trials[index] = await self._run_trial(self.keys[index])
             return self._trials[index]
+
+    async def settle_keys(self) -> None:
+        """Draw the keys again until the inputs can tell wrong outputs, at most :data:`REDRAWS` times.
+
+        Raises:
+            TaskError: the reference fails.
+        """
+        for _ in range(1 + REDRAWS):
+            first = await self.trial(0)
+            second = await self.trial(1) if self.settings.seeds > 1 else None
+            self.untold = passing_mutants(first.native, first.truth, second.native if second is not None else None)
+            if not self.untold:
+                return
+            self.keys = [secrets.randbits(62) for _ in self.keys]
+            self._trials.clear()
 
     async def _run_trial(self, key: int) -> Trial:
         grad = self.task.grad

@@ -42,8 +42,9 @@ class Zygote:
         """Fork on request and report exits until the control socket closes."""
         signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda _signal, _frame: None)
-        self.control.send({"ready": True, "pid": os.getpid(), "threads": _thread_count()})
         try:
+            ready = {"ready": True, "pid": os.getpid(), "threads": _thread_count(), "layers": self.layers.as_dict()}
+            self.control.send(ready)
             while True:
                 control = self.control.sock.fileno()
                 readable, _, _ = select.select([control, self.wake_read], [], [])

@@ -123,7 +123,11 @@ def answer_command(
 ) -> dict[str, Any]:
     """Run one command; whatever user code raises becomes a failure."""
     try:
-        return {"ok": True, **table[message["command"]](message, fds)}
+        answer = {"ok": True, **table[message["command"]](message, fds)}
+        log = session.extra.get("interpreter")
+        if log is not None and log.exceeded is not None:
+            raise log.exceeded  # user code may have caught it
+        return answer
     except LoadFailure as failure:
         return {
             "ok": False,

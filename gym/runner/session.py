@@ -29,6 +29,7 @@ from drk.gym.runner import capture as graph_capture
 from drk.gym.runner import execute, loading, structure, transfer, values
 from drk.gym.runner.execute import CallOptions, StateSnapshot
 from drk.gym.runner.suppress import ablated, poison_free_memory
+from drk.gym.runner.tripwires import Tripwires
 
 Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
 
@@ -56,6 +57,7 @@ class Session:
         self.held: list[tuple[str, torch.Tensor]] = []
         self.held_before: list[tuple[str, torch.Tensor]] = []
         self.convolutions: str | None = None
+        self.tripwires: Tripwires | None = None
         self.stack = contextlib.ExitStack()
         self.before_run: Callable[[], None] = lambda: None
 
@@ -72,6 +74,7 @@ class Session:
             self.adopt(self.reference.module)
         else:
             self.reference = loading.load_namespace(self.meta, source_root)
+            self.tripwires = Tripwires()
             self.adopt(
                 loading.build_candidate(
                     self.scratch / "candidate.py", self.meta, self.reference, seed=seed, device=self.device
@@ -190,6 +193,7 @@ class Session:
             "description": outcome.description,
             "operators": outcome.operators,
             "suppressed": sorted(set(suppressed)),
+            "tripped": self.tripwires.tripped() if self.tripwires is not None else [],
             "inputs": [{"path": p, **structure.describe_tensor(t)} for p, t in structure.tensors(inputs)],
         }
 
