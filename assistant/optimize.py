@@ -144,6 +144,7 @@ async def optimize(
             budget=plan.budget,
             emit=emit,
             stop=stop,
+            on_gpu=gym.device_facts.get("gpu") is not None,
         )
         try:
             graph = await until_stopped(session.look(gym), stop)

@@ -59,7 +59,7 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     device: Annotated[str | None, typer.Option(help="auto, cuda:N or interpret.")] = None,
     arch: Annotated[str | None, typer.Option("--target", help="GPU to compile for without one, as sm_90.")] = None,
     turns: Annotated[int | None, typer.Option(help="Propose-judge turns at most.")] = None,
-    samples: Annotated[int, typer.Option(min=1, max=64, help="Candidates in each turn.")] = SAMPLES,
+    samples: Annotated[int | None, typer.Option(min=1, max=64, help="Candidates in each turn (default 4).")] = None,
     max_time: Annotated[float | None, typer.Option("--max-time", help="Budget in seconds.")] = None,
     model: Annotated[str | None, typer.Option(help="Who proposes: builtin, or replay:FILE.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Secret input draws.")] = None,
@@ -102,6 +102,7 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     elif target is None:
         raise UsageError("no target is named", help="drk optimize model.py, or model.py:Class")
     else:
+        samples = samples or SAMPLES
         plan = _plan(target, settings, asked, state_dict, samples)
         make_proposer(settings.model)  # a wrong name is told before anything is written
         config = {"target": target, **asked, "samples": samples, "settings": _kept(settings)}
@@ -166,7 +167,7 @@ def _as_plan(task: Task, source: SourceFile | None, settings: Settings, samples:
 
 
 def _resume(
-    target: str | None, settings: Settings, given: Mapping[str, Any], samples: int
+    target: str | None, settings: Settings, given: Mapping[str, Any], samples: int | None
 ) -> tuple[Run, Plan, Settings]:
     """Open the run and bring its own settings back; flags given now win."""
     run = open_run(settings.runs_dir, target or LATEST)
@@ -174,7 +175,7 @@ def _resume(
     kept = config.get("settings", {})
     values = {name: kept[name] for name in _KEPT if name in kept and given[name] is None}
     settings = replace(settings, **values)
-    samples = config.get("samples", samples)
+    samples = samples or config.get("samples", SAMPLES)
     plan = _as_plan(run.task(), recorded_source(run), settings, samples, list(config.get("measure_words", [])))
     return run, plan, settings
 

@@ -21,7 +21,7 @@ from drk.assistant.settings import load_settings
 from drk.assistant.summary import event_line
 from drk.assistant.verdict_cache import VerdictCache
 
-app = typer.Typer(help="Look at the runs of drk optimize, or remove them.", no_args_is_help=True)
+app = typer.Typer(help="Look at the runs of drk optimize, or remove them.", no_args_is_help=True, add_completion=False)
 
 Format = Annotated[Literal["text", "json"], typer.Option("--format", help="How to print.")]
 RunsDir = Annotated[Path | None, typer.Option(help="Where run folders are (default .drk/runs).")]

@@ -90,9 +90,9 @@ class _Stopped(Exception):
 
 
 class Search:
-    """One search over one task. ``emit`` receives events after they are journalled."""
+    """One search over one task. ``emit`` receives events after they are journalled; ``on_gpu`` says what can be had."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
         run: Run,
         task: Task,
@@ -103,6 +103,7 @@ class Search:
         budget: Budget,
         emit: EventSink,
         stop: asyncio.Event | None = None,
+        on_gpu: bool = False,
     ) -> None:
         self._run = run
         self._task = task
@@ -112,6 +113,7 @@ class Search:
         self._budget = budget
         self._emit = emit
         self._stop = stop or asyncio.Event()
+        self._on_gpu = on_gpu
         self._episode = Episode(task_id(task))
         self._journal = run.proposals()
         self._host_errors: list[str] = []
@@ -178,7 +180,7 @@ class Search:
 
     async def _find_verdict(self, proposal: Proposal) -> tuple[Verdict | None, float, str]:
         recorded = self._run.verdict(proposal)
-        if recorded is not None:
+        if recorded is not None and not self._is_measurable_now(recorded[0]):
             self._replayed_s += recorded[1]
             return (*recorded, "run")
         if self._stop.is_set() or self._left_s() <= 0:
@@ -195,6 +197,10 @@ class Search:
         self._run.record_verdict(proposal, verdict, seconds)
         self._cache.put(self._task, proposal.candidate, verdict)
         return verdict, seconds, "gym"
+
+    def _is_measurable_now(self, verdict: Verdict) -> bool:
+        """Say whether a run that began without a GPU goes on with one: what was accepted is then judged anew."""
+        return self._on_gpu and verdict.accepted and verdict.evidence != "gpu"
 
     async def _ask_gym(self, proposal: Proposal) -> Verdict | None:
         """Return the gym's verdict, or null after repeated host errors."""

@@ -227,6 +227,19 @@ async def test_stopping_keeps_the_best_and_resuming_ends_alike(
     assert judged == [1, 2, 3]
 
 
+async def test_resumed_on_a_gpu_what_was_accepted_is_measured(
+    plan: Plan, run: Run, make_gym: Any, verdicts: Any, silu_candidate: Candidate
+) -> None:
+    good = silu_candidate.source
+    proposer = Scripted(["# a", good], ordered=True)
+    first, _ = await go(plan, run, make_gym({"# a": verdicts.refused(), good: verdicts.accepted()}), proposer)
+    assert first.result["status"] == "unmeasured"
+    gpu = make_gym({good: verdicts.accepted(1.5)}, device_facts={"device": "cuda:0", "gpu": "H200"})
+    second, _ = await go(plan, Run(run.folder), gpu, proposer)
+    assert gpu.evaluated == [good]  # the refused one stays refused
+    assert second.result["status"] == "optimised"
+
+
 async def test_stopping_before_anything_was_judged(plan: Plan, run: Run, make_gym: Any) -> None:
     stop = asyncio.Event()
     stop.set()
