@@ -206,7 +206,8 @@ class Contest:
         """Hold the claimed latency against the Judge's own clock in a window too long to hide anything in."""
         strain = {name: await self._strain(name) for name in ("eager", "candidate")}
         if strain["candidate"] > STRAIN_LIMIT * max(strain["eager"], 1.0):
-            proof = f"in a long window the Judge's clock shows {strain['candidate']:.2f} times the time that its events claim"
+            times = f"{strain['candidate']:.2f}"
+            proof = f"in a long window the Judge's clock shows {times} times the time that its events claim"
             self.evaluation.draft.flags.append(Flag("clock-mismatch", "timing", "fraud", proof, strain))
 
     async def _strain(self, name: str) -> float:

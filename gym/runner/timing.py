@@ -108,15 +108,15 @@ class Timer:
         # The device idles while the first launch is prepared on the host; a short spin hides that, and only that.
         _SLEEP(SPIN_CYCLES)  # type: ignore[no-untyped-call]
         with execute.call_context(options):
-            _RECORD(begin)  # type: ignore[no-untyped-call]
+            _RECORD(begin)
             if repeat:
                 self._cycle(forward, repeat)
             else:
                 for args, kwargs in self.calls:
                     self.values.append(forward(*args, **kwargs))
-            _RECORD(end)  # type: ignore[no-untyped-call]
+            _RECORD(end)
         _SYNCHRONIZE()
-        return {"event_ms": _ELAPSED(begin, end)}  # type: ignore[no-untyped-call]
+        return {"event_ms": _ELAPSED(begin, end)}
 
     def _cycle(self, forward: Callable[..., Any], repeat: int) -> None:
         count = len(self.calls)
