@@ -15,7 +15,21 @@ from typing import Any
 
 import torch
 
-_WATCHED = ["torch:allclose", "torch:equal", "torch:isclose", "torch:empty", "torch:empty_like", "torch:manual_seed", "torch:randn", "torch:rand", "torch:matmul", "torch:compile", "torch:no_grad", "torch.cuda:Event", "torch.cuda:Stream", "torch.cuda:synchronize", "torch.cuda:current_stream", "torch.cuda:Event.record", "torch.cuda:Event.elapsed_time", "torch.cuda:Event.synchronize", "torch.cuda:Stream.synchronize", "torch.cuda:CUDAGraph", "torch.testing:assert_close", "torch.nn:Module.__call__", "torch.nn:Module.load_state_dict", "torch.nn:Module.state_dict", "torch.nn.functional:linear", "torch:Tensor.cpu", "torch:Tensor.clone", "torch:Tensor.detach", "torch:Tensor.copy_", "torch:Tensor.to", "torch:Tensor.__eq__", "torch:Tensor.contiguous", "torch:Tensor.numpy", "torch.autograd:backward", "time:perf_counter", "time:time", "time:monotonic", "time:sleep", "json:dumps", "json:loads", "os:pwrite", "os:write", "socket:socket.sendall", "random:random", "triton:jit", "drk.gym.runner.execute:call", "drk.gym.runner.timing:Timer.go", "drk.gym.runner.transfer:write_tensors"]
+# fmt: off
+_WATCHED = (
+    "torch:allclose", "torch:equal", "torch:isclose", "torch:empty", "torch:empty_like", "torch:manual_seed",
+    "torch:randn", "torch:rand", "torch:matmul", "torch:compile", "torch:no_grad", "torch.cuda:Event",
+    "torch.cuda:Stream", "torch.cuda:synchronize", "torch.cuda:current_stream", "torch.cuda:Event.record",
+    "torch.cuda:Event.elapsed_time", "torch.cuda:Event.synchronize", "torch.cuda:Stream.synchronize",
+    "torch.cuda:CUDAGraph", "torch.testing:assert_close", "torch.nn:Module.__call__",
+    "torch.nn:Module.load_state_dict", "torch.nn:Module.state_dict", "torch.nn.functional:linear",
+    "torch:Tensor.cpu", "torch:Tensor.clone", "torch:Tensor.detach", "torch:Tensor.copy_", "torch:Tensor.to",
+    "torch:Tensor.__eq__", "torch:Tensor.contiguous", "torch:Tensor.numpy", "torch.autograd:backward",
+    "time:perf_counter", "time:time", "time:monotonic", "time:sleep", "json:dumps", "json:loads", "os:pwrite",
+    "os:write", "socket:socket.sendall", "random:random", "triton:jit", "drk.gym.runner.execute:call",
+    "drk.gym.runner.timing:Timer.go", "drk.gym.runner.transfer:write_tensors",
+)
+# fmt: on
 _BUILTINS = ("open", "print", "isinstance", "getattr", "setattr", "len", "sum", "min", "max", "__import__", "id")
 
 
