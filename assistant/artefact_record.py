@@ -191,6 +191,8 @@ def _expected(value: Any, metas: dict[str, TensorMeta], free: Free) -> str:
     if not isinstance(value, Pack):
         return f'("value", {literal(value)})'
     if value.form == "input":
+        if value.items[0] not in metas:
+            raise ArtefactError(f"the captured call does not say what {value.items[0]} is")
         return _expected_tensor(metas[value.items[0]], free.get(value.items[0], ()))
     items = [_expected(item, metas, free) for item in value.items]
     if value.form == "dict":

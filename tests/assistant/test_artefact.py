@@ -194,6 +194,8 @@ def test_refusals_name_the_reason(
 
     with pytest.raises(ArtefactError, match="could not be captured"):
         build(graph=None)
+    with pytest.raises(ArtefactError, match="does not say what x is"):
+        build(graph=replace(graph, placeholders=()))
     with pytest.raises(ArtefactError, match="other names"):
         build(weights="seeded")
     with pytest.raises(ArtefactError, match="constructor takes tensors"):
