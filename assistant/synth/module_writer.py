@@ -95,10 +95,8 @@ def _init(graph: Graph) -> str:
 
 def _declaration(item: State) -> str:
     if item.alias_of is not None:
-        *path, leaf = item.key.split(".")
-        holder = f'self.get_submodule("{".".join(path)}")' if path else "self"
         getter = "get_parameter" if item.kind == "parameter" else "get_buffer"
-        return f'{holder}.{leaf} = self.{getter}("{item.alias_of}")'
+        return f'declare(self, "{item.key}", self.{getter}("{item.alias_of}"))'
     shape = f"({', '.join(str(size) for size in item.meta.shape)}{',' if len(item.meta.shape) == 1 else ''})"
     make = f"torch.empty({shape}, dtype=torch.{item.meta.dtype})"
     if item.kind == "parameter":

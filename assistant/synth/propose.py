@@ -1,11 +1,11 @@
 """The builtin proposer: from a graph to an ordered list of candidates. Deterministic, no model, no network.
 
-Each variant is a set of planner rules and a tile for the matrix products. They are ordered by an estimate of the time
-they save: traffic and launches that fusion removes, and the arithmetic rate of the product's own kernel against the
-library's. What the estimate cannot know the loop measures; with verdicts in ``history`` candidates that were tried are
-skipped, and nodes of kernels that failed are left to PyTorch.
+Each variant is a set of planner rules, a tile for the matrix products and a block for the other kernels. Their order is
+a preference: float32 products go to tf32x3 kernels first, narrower ones to the library first, then other tiles. What
+the preference cannot know the loop measures. With verdicts in ``history`` candidates that were tried are skipped, and
+further variants leave out what the faulty line belongs to.
 
-Left out: shapes beyond the captured one in the estimate; the emitted code itself reads sizes at run time.
+Left out: shapes beyond the captured one; the emitted code itself reads sizes at run time.
 """
 
 from __future__ import annotations
@@ -148,7 +148,11 @@ class BuiltinProposer:
         multiprocessors = _fact(hardware, "sm_count", 132)
         tried = {_code(turn.candidate.source) for turn in history if getattr(turn, "candidate", None) is not None}
         found: list[Candidate] = []
-        for variant in variants(graph):
+        blamed = blamed_nodes(graph, history, multiprocessors)
+        again = (
+            [replace(item, rules=replace(item.rules, excluded=blamed)) for item in variants(graph)] if blamed else []
+        )
+        for variant in [*variants(graph), *again]:
             try:
                 compiled = compile_graph(graph, variant, multiprocessors=multiprocessors)
             except UnsupportedGraph:
@@ -161,6 +165,34 @@ class BuiltinProposer:
             if len(found) >= limit:
                 break
         return found
+
+
+def blamed_nodes(graph: Graph, history: Sequence[Any], multiprocessors: int = 132) -> frozenset[str]:
+    """Names of the nodes whose kernels hold the line at which candidates of this proposer failed."""
+    blamed: set[str] = set()
+    for turn in history:
+        error = getattr(getattr(turn, "verdict", None), "error", None)
+        if error is None or error.line is None:
+            continue
+        kernel = _kernel_at(turn.candidate.source, error.line)
+        for variant in variants(graph):
+            try:
+                compiled = compile_graph(graph, variant, multiprocessors=multiprocessors)
+            except UnsupportedGraph:
+                continue
+            if _code(compiled.source) == _code(turn.candidate.source):
+                outputs = {name for item in compiled.kernels if item.name == kernel for name in item.outputs}
+                blamed |= {name for region in compiled.regions if region.names & outputs for name in region.names}
+                break
+    return frozenset(blamed)
+
+
+def _kernel_at(source: str, line: int) -> str:
+    """Name of the launcher whose code, or whose kernel's code, stands at ``line`` (1-based), or an empty string."""
+    for above in reversed(source.splitlines()[:line]):
+        if above.startswith("def "):
+            return above[4:].split("(")[0].removesuffix("_kernel")
+    return ""
 
 
 def _code(source: str) -> str:

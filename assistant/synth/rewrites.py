@@ -105,7 +105,7 @@ def rewrite(graph: Graph) -> Graph:
             draft.renamed[node.name] = same
             continue
         fingerprint = repr((node.op, node.args, sorted(node.kwargs.items())))
-        if fingerprint in seen and node.op.startswith("aten.") and "rand" not in node.op and "drop" not in node.op:
+        if fingerprint in seen and not any(word in node.op for word in _RANDOM):
             draft.renamed[node.name] = seen[fingerprint]
             continue
         rule = _DECOMPOSITIONS.get(node.bare_op)
@@ -118,6 +118,9 @@ def rewrite(graph: Graph) -> Graph:
     output = draft.resolve(graph.output)
     mutations = {key: draft.renamed.get(name, name) for key, name in graph.mutations.items()}
     return _without_dead(replace(graph, nodes=tuple(draft.nodes), output=output, mutations=mutations))
+
+
+_RANDOM = ("rand", "drop", "bernoulli", "normal", "multinomial", "uniform", "exponential", "geometric", "poisson")
 
 
 def _without_dead(graph: Graph) -> Graph:

@@ -85,7 +85,9 @@ def errors():
             assert got.dtype == own.dtype, "dtype"
             assert got.shape == own.shape, "shape"
             scale = true.double().square().mean().sqrt().item() + 1e-30
-            ours, theirs = ((item.double() - true.double()).square().mean().sqrt().item() / scale for item in (got, own))
+            ours, theirs = (
+                (item.double() - true.double()).square().mean().sqrt().item() / scale for item in (got, own)
+            )
             rounding = 0.4 * torch.finfo(own.dtype).eps if own.is_floating_point() else 0.0
             rows.append((ours, max(theirs, rounding)))
         return max(rows, key=lambda row: row[0] / max(row[1], 1e-30))

@@ -1,0 +1,100 @@
+"""The emitted module's face: state keys, arguments, outputs, constants, text."""
+
+import ast
+import importlib.util
+
+import pytest
+import torch
+from modules import GatedMLP
+from torch import nn
+
+from drk.assistant.synth.module_writer import UnsupportedGraph, attribute
+from drk.assistant.synth.propose import compile_graph, variants
+
+
+def emitted(graph, tmp_path):
+    source = compile_graph(graph, variants(graph)[0]).source
+    path = tmp_path / "emitted.py"
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location("emitted_module", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return source, module.ModelNew
+
+
+class Stateful(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 6))
+        self.tied = nn.Linear(6, 6, bias=False)
+        self.tied.weight = self.layers[0].weight
+        self.unused = nn.Parameter(torch.ones(3), requires_grad=False)
+        self.register_buffer("shift", torch.ones(6))
+        self.register_buffer("table", torch.tensor([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]), persistent=False)
+
+    def forward(self, x, scale=2.0, *, other=None, flag=True):
+        y = self.tied(self.layers(x)) * scale + self.shift + self.table
+        return {"y": y, "pair": (y.relu() * 2, [y.sigmoid() + 1])}
+
+
+def test_state_keys_shapes_ties_and_gradients(graph_of, tmp_path):
+    module = Stateful().eval()
+    _, model = emitted(graph_of(module, torch.randn(2, 6)), tmp_path)
+    new = model("any", constructor="arguments")
+    assert new.state_dict().keys() == module.state_dict().keys()
+    new.load_state_dict(module.state_dict())
+    assert new.tied.weight is new.layers._modules["0"].weight
+    assert not new.unused.requires_grad
+    assert torch.equal(new.table, module.table)
+
+
+def test_argument_names_and_defaults(graph_of, tmp_path):
+    source, _ = emitted(graph_of(Stateful().eval(), torch.randn(2, 6)), tmp_path)
+    assert "def forward(self, x, scale=2.0, *, other=None, flag=True):" in source
+
+
+def test_plain_arguments_are_held_to_their_captured_values(graph_of, tmp_path):
+    module = Stateful().eval()
+    _, model = emitted(graph_of(module, torch.randn(2, 6)), tmp_path)
+    with pytest.raises(ValueError, match=r"scale was 2\.0"):
+        model()(torch.randn(2, 6), scale=3.0)
+    with pytest.raises(ValueError, match="flag was True"):
+        model()(torch.randn(2, 6), flag=False)
+
+
+def test_nested_outputs_keep_their_form(graph_of):
+    graph = graph_of(Stateful().eval(), torch.randn(2, 6))
+    source = compile_graph(graph, variants(graph)[0]).source
+    returned = ast.parse(source.splitlines()[-1].strip()).body[0].value
+    assert [key.value for key in returned.keys] == ["y", "pair"]
+    assert isinstance(returned.values[1], ast.Tuple)
+    assert isinstance(returned.values[1].elts[1], ast.List)
+
+
+def test_large_unsaved_buffers_are_refused(graph_of):
+    class Table(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("table", torch.randn(500), persistent=False)
+
+        def forward(self, x):
+            return (x * self.table).relu()
+
+    graph = graph_of(Table(), torch.randn(2, 500))
+    with pytest.raises(UnsupportedGraph, match="table"):
+        compile_graph(graph, variants(graph)[0])
+
+
+def test_text_is_documented_and_parses(graph_of):
+    graph = graph_of(GatedMLP(), torch.randn(2, 5, 48))
+    tree = ast.parse(compile_graph(graph, variants(graph)[0]).source)
+    assert "silu(norm @ gate_weight.T) * (norm @ up_weight.T)" in ast.get_docstring(tree)
+    for item in tree.body:
+        if isinstance(item, ast.FunctionDef | ast.ClassDef):
+            assert ast.get_docstring(item), item.name
+
+
+def test_attribute_paths():
+    assert attribute("norm.weight") == "self.norm.weight"
+    assert attribute("layers.0.weight") == 'self.layers._modules["0"].weight'
+    assert attribute("weight") == "self.weight"

@@ -1,0 +1,36 @@
+"""Torch code for operators that no kernel takes."""
+
+from drk.assistant.synth.torch_source import torch_call
+from drk.gym.graph import Node, Ref, Symbol, TensorMeta
+
+NAMES = {"x": "x", "w": "self.w"}
+
+
+def call(op, *args, shape=(2,), before=(2,), **kwargs):
+    meta = TensorMeta(shape, "float32", (1,) * len(shape))
+    metas = {"x": TensorMeta(before, "float32", (1,) * len(before))}
+    return torch_call(Node("n", op, args, kwargs, (meta,)), NAMES, metas, "x.device")
+
+
+def test_readable_forms():
+    assert call("aten.linear.default", Ref("x"), Ref("w")) == "F.linear(x, self.w)"
+    assert call("aten.transpose.int", Ref("x"), 1, 2) == "x.transpose(1, 2)"
+    assert call("getitem", Ref("x"), 1) == "x[1]"
+    assert call("aten.cumsum.default", Ref("x"), -1) == "torch.ops.aten.cumsum.default(x, -1)"
+
+
+def test_devices_and_constants():
+    device, dtype = Symbol("device", "cuda:0"), Symbol("dtype", "float32")
+    text = call("aten.full.default", (2, 3), float("-inf"), dtype=dtype, device=device, pin_memory=None)
+    assert text == 'torch.ops.aten.full.default([2, 3], float("-inf"), dtype=torch.float32, device=x.device)'
+
+
+def test_sizes_follow_the_input():
+    view = "aten.view.default"
+    split = call(view, Ref("x"), (4, 8, 2, 16), before=(4, 8, 32), shape=(4, 8, 2, 16))
+    assert split == "x.view([x.shape[0], x.shape[1], 2, 16])"
+    assert (
+        call(view, Ref("x"), (32, 7), before=(4, 8, 7), shape=(32, 7))
+        == "x.view([x.shape[0] * x.shape[1], x.shape[2]])"
+    )
+    assert call(view, Ref("x"), (4, 8, 7), before=(32, 7), shape=(4, 8, 7)) == "x.view([-1, 8, 7])"
