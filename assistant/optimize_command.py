@@ -14,7 +14,7 @@ import contextlib
 import shlex
 import signal
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -83,35 +83,52 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
       drk optimize model.py --write             and apply the result to your file
       drk optimize --resume                     go on with the latest run
     """
-    flags = {
-        "precision": precision,
-        "device": device,
-        "target": arch,
-        "turns": turns,
-        "max_time_s": max_time,
-        "model": model,
-        "seeds": seeds,
-        "sandbox": sandbox,
-        "runs_dir": runs_dir,
-    }
+    flags = _flags(precision, device, arch, turns, max_time, model, seeds, sandbox, runs_dir)
     asked = {"inputs": inputs or [], "init": init or [], "mode": mode, "factory": factory}
-    settings = load_settings(flags).settings
+    _run(ctx, _Request(target, flags, asked, state_dict, samples, resume, write, events, output, out_file))
+
+
+@dataclass(frozen=True)
+class _Request:
+    """The command line: ``flags`` override settings, ``asked`` says how to read the target."""
+
+    target: str | None
+    flags: Mapping[str, Any]
+    asked: Mapping[str, Any]
+    state_dict: Path | None
+    samples: int | None
+    resume: bool
+    write: bool
+    events: Literal["jsonl"] | None
+    output: Literal["text", "json"]
+    out_file: Path | None
+
+
+def _flags(*values: Any) -> dict[str, Any]:
+    """Name the flags that override settings; null means not given."""
+    names = ("precision", "device", "target", "turns", "max_time_s", "model", "seeds", "sandbox", "runs_dir")
+    return dict(zip(names, values, strict=True))
+
+
+def _run(ctx: typer.Context, request: _Request) -> None:
+    settings = load_settings(request.flags).settings
     console = console_from(ctx, color=settings.color)
-    if resume:
-        run, plan, settings = _resume(target, settings, {name: flags[name] for name in _KEPT}, samples)
-    elif target is None:
+    if request.resume:
+        given = {name: request.flags[name] for name in _KEPT}
+        run, plan, settings = _resume(request.target, settings, given, request.samples)
+    elif request.target is None:
         raise UsageError("no target is named", help="drk optimize model.py, or model.py:Class")
     else:
-        samples = samples or SAMPLES
-        plan = _plan(target, settings, asked, state_dict, samples)
+        samples = request.samples or SAMPLES
+        plan = _plan(request.target, settings, request.asked, request.state_dict, samples)
         make_proposer(settings.model)  # a wrong name is told before anything is written
-        config = {"target": target, **asked, "samples": samples, "settings": _kept(settings)}
+        config = {"target": request.target, **request.asked, "samples": samples, "settings": _kept(settings)}
         run = begin_run(plan, settings.runs_dir, config)
-    answer = _search(console, plan, run, settings, events)
-    if out_file is not None:
-        _write_output(out_file, answer)
-    _print_answer(console, answer, events, output)
-    if write:
+    answer = _search(console, plan, run, settings, request.events)
+    if request.out_file is not None:
+        _write_output(request.out_file, answer)
+    _print_answer(console, answer, request.events, request.output)
+    if request.write:
         _write_to_source(console, answer)
     raise typer.Exit(answer.outcome.exit_code)
 
