@@ -56,6 +56,8 @@ class Trials:
             if index == 1:
                 await self._reread_first()
         if self.evaluation.correct:
+            await self._hidden_shape()
+        if self.evaluation.correct:
             self.draft.reach("correct")
             await self._ablate()
 
@@ -125,6 +127,39 @@ class Trials:
                 proof = f"{name} of the first call changed when the second call ran"
                 self.draft.flags.append(Flag("stale-output", "caching", "fraud", proof))
                 return
+
+    async def _hidden_shape(self) -> None:
+        """Run once at a shape that the task does not show: refusing is a label, a wrong answer is not."""
+        with self.draft.stage("reference"):
+            trial = await self.session.hidden_trial()
+        if trial is None:
+            return
+        limits = self.settings.limits
+        ask = self.evaluation.ask
+        with self.draft.stage("shape"):
+            await ask(self.runner, "check", "set_reduction", limits.run_s, plan=self.session.hidden_plan)
+            answer = await self.runner.call("run", limits.compile_s, key=trial.key, grad=self.task.grad)
+            if answer.get("died"):
+                raise Stop(
+                    "failed", Failure("run", answer["error"]["kind"], "at another shape, " + answer["error"]["message"])
+                )
+            shapes = ", ".join(str(tuple(row["shape"])) for row in trial.inputs[:4])
+            if not answer["ok"]:
+                proof = f"with inputs {shapes} it raises {answer['error']['message'][:200]}"
+                self.draft.flags.append(Flag("shape-specialised", "shape", "label", proof))
+            else:
+                leaves = await self._fetched(answer)
+                copied = self.draft.weights != "seeded"
+                cells = compare_trial("hidden-shape", trial, leaves, answer, self.task, copied=copied)
+                self._judge_hidden(cells, shapes)
+            await ask(self.runner, "check", "set_reduction", limits.run_s, plan=self.session.plan)
+
+    def _judge_hidden(self, cells: list[Cell], shapes: str) -> None:
+        self.draft.cells += cells
+        wrong = next((cell for cell in cells if not cell.passed), None)
+        if wrong is not None:
+            proof = f"right at the task's shapes, wrong with inputs {shapes}: {wrong.reason}"
+            self.draft.flags.append(Flag("shape-wrong", "shape", "fraud", proof))
 
     async def _ablate(self) -> None:
         """Suppress the candidate's kernels over poisoned memory; outputs that stay right prove them idle."""

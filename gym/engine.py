@@ -72,8 +72,6 @@ def resolve_device(device: str, gpus: list[Gpu]) -> tuple[str, Gpu | None]:
 class Gym:
     """A place where candidates are judged. Use it as an async context manager."""
 
-    judges_honesty = False
-
     def __init__(self, settings: GymSettings | None = None) -> None:
         self.settings = settings or GymSettings()
         self.device = "interpret"
@@ -117,6 +115,11 @@ class Gym:
         self._zygotes.clear()
 
     # --- processes ---------------------------------------------------------------------------------------
+
+    @property
+    def judges_honesty(self) -> bool:
+        """Whether all honesty checks run here: timing, caches and streams only show on a GPU."""
+        return self.gpu is not None
 
     @property
     def cost_target(self) -> str:

@@ -22,6 +22,7 @@ from drk.gym.schema import (
     RUNGS,
     Candidate,
     Failure,
+    Flag,
     Stage,
     Status,
     Task,
@@ -101,7 +102,7 @@ class Evaluation:
                 await self._load(runner, session)
                 async with self.gym.sharing():
                     await self._climb(runner, session, offline)
-                if self.correct:
+                if self.correct and self.fraud is None:
                     await self.gym.measure(self, runner, session)
                     label_work(self.draft, launched=self.launched)
             finally:
@@ -196,20 +197,27 @@ class Evaluation:
             cell = next((cell for cell in self.draft.cells if not cell.passed), None)
             reason = f"{cell.name}: {cell.reason}" if cell else "nothing was compared"
             return "rejected", Failure("check", "wrong-output", reason)
-        fraud = next((flag for flag in self.draft.flags if flag.severity == "fraud"), None)
-        if fraud is not None:
-            return "rejected", Failure("check", fraud.kind, f"dishonest: {fraud.proof}")
+        if self.fraud is not None:
+            return "rejected", Failure("check", self.fraud.kind, f"dishonest: {self.fraud.proof}")
         return "accepted", None
+
+    @property
+    def fraud(self) -> Flag | None:
+        """The first fraud flag, if any."""
+        return next((flag for flag in self.draft.flags if flag.severity == "fraud"), None)
+
+    def _honest(self) -> bool | None:
+        if self.fraud is not None:
+            return False
+        judged = self.gym.judges_honesty and RUNGS.index(self.draft.reached or "parsed") >= RUNGS.index("correct")
+        return True if judged else None
 
     def _finish(self, status: Status, failure: Failure | None) -> Verdict:
         draft = self.draft
         correct = self.correct and status in ("accepted", "rejected")
-        honest = None
-        if RUNGS.index(draft.reached or "parsed") >= RUNGS.index("correct"):
-            honest = not any(flag.severity == "fraud" for flag in draft.flags)
-            if honest and correct and self.gym.judges_honesty:
-                draft.reach("honest")
-            honest = honest if self.gym.judges_honesty else (None if honest else False)
+        honest = self._honest()
+        if honest and correct:
+            draft.reach("honest")
         if draft.speedups is not None:
             draft.reach("measured")
         return Verdict(

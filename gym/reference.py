@@ -27,6 +27,7 @@ from drk.gym.wire import task_to_json
 
 _HOST_KINDS = {"protocol"}
 REDRAWS = 2
+HIDDEN_ELEMENTS = 2**18
 
 
 def task_meta(task: Task) -> dict[str, Any]:
@@ -74,6 +75,8 @@ class ReferenceSession:
         self.seed = secrets.randbits(31)
         self.keys = [secrets.randbits(62) for _ in range(settings.seeds)]
         self.plan: dict[str, Any] | None = None
+        self.hidden_plan: dict[str, Any] | None = None
+        self._hidden: Trial | None = None
         self.weights = Arena("drk-weights")
         self.weight_layout: list[dict[str, Any]] = []
         self.weight_bytes = 0
@@ -98,17 +101,38 @@ class ReferenceSession:
             precision=self.task.precision,
         )
         if self.device == "cpu":
-            answer = await self._ask(
-                "plan_reduction", limits.compile_s, key=self.keys[0], elements=self.settings.interpret_elements
-            )
-            self.plan = answer["plan"]
+            self.plan = await self._plan(self.settings.interpret_elements)
             await self._ask("set_reduction", limits.run_s, plan=self.plan)
+        elif self.settings.hidden_shape:
+            self.hidden_plan = await self._plan(HIDDEN_ELEMENTS)
         answer = await self._ask("state_out", limits.run_s)
         self.weight_layout = answer["layout"]
         self.weight_bytes = transfer.check_layout(self.weight_layout, limits.memory_bytes)
         self.weights.reserve(self.weight_bytes)
         await self._ask("write", limits.run_s, fds=(self.weights.fd,))
         self.weights.seal()
+
+    async def _plan(self, elements: int) -> dict[str, Any] | None:
+        answer = await self._ask("plan_reduction", self.settings.limits.compile_s, key=self.keys[0], elements=elements)
+        return answer["plan"] or None
+
+    async def hidden_trial(self) -> Trial | None:
+        """Return a trial at a shape that the task does not show, or None when the module allows no other.
+
+        Raises:
+            TaskError: the reference fails.
+        """
+        if self.hidden_plan is None:
+            return None
+        async with self.lock:
+            if self._hidden is None:
+                limit_s = self.settings.limits.run_s
+                await self._ask("set_reduction", limit_s, plan=self.hidden_plan)
+                try:
+                    self._hidden = await self._run_trial(secrets.randbits(62))
+                finally:
+                    await self._ask("set_reduction", limit_s, plan=self.plan)
+            return self._hidden
 
     async def trial(self, index: int) -> Trial:
         """Return trial ``index``, run at first use.
@@ -138,9 +162,8 @@ class ReferenceSession:
 
     async def _run_trial(self, key: int) -> Trial:
         grad = self.task.grad
-        autocast = "bfloat16" if self.task.precision == "bf16" else None
         native_answer, native = await self._leaves(
-            key=key, variant="native", grad=grad, autocast=autocast, log_operators=not self.operators
+            key=key, variant=self._rung(), grad=grad, log_operators=not self.operators
         )
         self.operators = self.operators or native_answer.get("operators") or []
         _, truth = await self._leaves(key=key, variant="float64", grad=grad)
@@ -149,6 +172,12 @@ class ReferenceSession:
             raise TaskError(f"in float64 the module gives no {missing[0]}: its outputs depend on the dtype")
         strides = dict(zip(native, native_answer["strides"], strict=True))
         return Trial(key, native, truth, native_answer["description"], strides, native_answer["inputs"])
+
+    def _rung(self) -> str:
+        """Return the variant that stands for the reference: its own, or the rung that the policy allows."""
+        if self.task.precision == "bf16" or (self.task.precision == "tf32" and self.device == "cpu"):
+            return self.task.precision
+        return "native"
 
     async def rung_errors(self, index: int, leaf: str) -> dict[str, float]:
         """Return the RMS error of one output leaf with the reference's products on each lower rung.

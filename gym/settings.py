@@ -49,8 +49,10 @@ class GymSettings:
     """Settings of one :class:`drk.gym.Gym`.
 
     ``device`` is ``auto`` (first CUDA device, else the interpreter), ``cuda:N`` or ``interpret``. ``target`` is the
-    architecture that offline compilation aims at. ``seeds`` is the number of correctness trials. Under the interpreter,
-    inputs are reduced to about ``interpret_elements`` elements and a trial may launch ``interpret_programs`` programs.
+    architecture that offline compilation aims at. ``seeds`` is the number of correctness trials; ``hidden_shape`` adds
+    one at a shape that the task does not show, on a GPU. Under the interpreter, inputs are reduced to about
+    ``interpret_elements`` elements, a trial may launch ``interpret_programs`` programs, and no new trial begins after
+    ``interpret_s`` seconds.
     """
 
     device: str = "auto"
@@ -60,6 +62,7 @@ class GymSettings:
     interpret_elements: int = 2**16
     interpret_programs: int = 5000
     interpret_s: float = 4.0
+    hidden_shape: bool = True
     offline_compile: bool = True
     parallel: int = 2
     limits: Limits = field(default_factory=Limits)

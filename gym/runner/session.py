@@ -58,6 +58,7 @@ class Session:
         self.held_before: list[tuple[str, torch.Tensor]] = []
         self.convolutions: str | None = None
         self.tripwires: Tripwires | None = None
+        self.timing_autocast: str | None = None
         self.stack = contextlib.ExitStack()
         self.before_run: Callable[[], None] = lambda: None
 
@@ -72,6 +73,10 @@ class Session:
         if self.role == "reference":
             self.reference = loading.load_reference(self.meta, source_root, seed=seed, device=self.device)
             self.adopt(self.reference.module)
+            if self.mode != "gpu" and message.get("precision") == "match" and torch.backends.cudnn.allow_tf32:
+                self.convolutions = "tf32"  # what a GPU does with these flags, which a CPU ignores
+            if message.get("precision") == "bf16":
+                self.timing_autocast = "bfloat16"
         else:
             self.reference = loading.load_namespace(self.meta, source_root)
             self.tripwires = Tripwires()

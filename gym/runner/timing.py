@@ -74,7 +74,8 @@ class Timer:
         return self.forms[name]
 
     def _options(self, key: int) -> CallOptions:
-        return CallOptions(autocast=self.session.meta.get("autocast"), device=self.session.device, key=key)
+        autocast = self.session.timing_autocast or self.session.meta.get("autocast")
+        return CallOptions(autocast=autocast, device=self.session.device, key=key)
 
     # --- the window --------------------------------------------------------------------------------------
 

@@ -1,0 +1,152 @@
+"""The API's view of Redis: submit, look up, finish, cancel; asynchronous, on one connection pool.
+
+What changes state is one Lua script each (:mod:`.scripts`). Nothing is retried here beyond what the Redis client does:
+the API answers 503 and its callers retry with the same idempotency key.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from redis.asyncio import Redis
+from redis.asyncio.retry import Retry
+from redis.backoff import ExponentialBackoff
+
+from drk.gym.serve import scripts
+from drk.gym.serve.jobs import Job, Outcome, clock
+from drk.gym.serve.settings import MAX_DEATHS
+
+
+@dataclass(frozen=True)
+class Admission:
+    """Limits that a submission must keep: all open jobs, the owner's open jobs, the owner's jobs a minute."""
+
+    queue_limit: int
+    open_limit: int
+    per_minute: int
+
+
+def connect(url: str) -> Redis[str]:
+    """Return a client that retries briefly; connections are made when they are needed."""
+    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 4)
+    return Redis.from_url(
+        url, decode_responses=True, retry=retry, socket_connect_timeout=3, socket_timeout=30, health_check_interval=15
+    )
+
+
+class Store:
+    """Jobs and results in Redis."""
+
+    def __init__(self, redis: Redis[str]) -> None:
+        self.redis = redis
+        self._submit = redis.register_script(scripts.SUBMIT)
+        self._finish = redis.register_script(scripts.FINISH)
+        self._requeue = redis.register_script(scripts.REQUEUE)
+        self._cancel = redis.register_script(scripts.CANCEL)
+
+    async def put_task(self, task_id: str, text: str, ttl_s: int) -> None:
+        """Keep a task's JSON under its id."""
+        if not await self.redis.expire(scripts.task_key(task_id), ttl_s):
+            await self.redis.set(scripts.task_key(task_id), text, ex=ttl_s)
+
+    async def submit(
+        self, jobs: Sequence[Job], owner: str, admission: Admission, ttl_s: int, batch: Mapping[str, Any] | None = None
+    ) -> tuple[str, list[str]]:
+        """Accept jobs, all or none; jobs that are known already are left as they are.
+
+        Returns ``queued`` and the ids that are new, or ``exists``, ``draining``, ``full``, ``quota``, ``rate``.
+        """
+        answer = await self._submit(
+            args=[
+                json.dumps([job.fields() for job in jobs]),
+                clock(),
+                admission.queue_limit,
+                owner,
+                admission.open_limit,
+                admission.per_minute,
+                ttl_s,
+                json.dumps(batch) if batch else "",
+            ]
+        )
+        return str(answer[0]), list(answer[1:])
+
+    async def finish(
+        self, job_id: str, outcome: Outcome, ttl_s: int, increments: Mapping[str, float], worker: str = ""
+    ) -> bool:
+        """Write a job's result, unless it has one; say whether this one was written."""
+        fields = await self.job(job_id)
+        now = clock()
+        result = outcome.to_json({**fields, "id": job_id}, worker, now)
+        return await self.finish_raw(job_id, outcome.state, json.dumps(result), ttl_s, increments)
+
+    async def finish_raw(
+        self, job_id: str, state: str, result: str, ttl_s: int, increments: Mapping[str, float]
+    ) -> bool:
+        """Write a result that is text already."""
+        args = [job_id, state, result, ttl_s, clock(), json.dumps(increments), "", 1]
+        return bool(await self._finish(args=args))
+
+    async def job(self, job_id: str) -> dict[str, str]:
+        """Return a job's fields; empty when there is no such job."""
+        return await self.redis.hgetall(scripts.job_key(job_id))
+
+    async def owner(self, job_id: str) -> str | None:
+        """Return whose job it is, or null."""
+        return await self.redis.hget(scripts.job_key(job_id), "owner")
+
+    async def results(self, job_ids: Sequence[str]) -> list[dict[str, Any] | None]:
+        """Return results in order; null where there is none (yet)."""
+        if not job_ids:
+            return []
+        texts = await self.redis.mget([scripts.result_key(job_id) for job_id in job_ids])
+        return [json.loads(text) if text is not None else None for text in texts]
+
+    async def cached(self, digest: str) -> dict[str, Any] | None:
+        """Return the result kept for this content, or null."""
+        text = await self.redis.get(scripts.cache_key(digest))
+        return json.loads(text) if text is not None else None
+
+    async def cancel(self, job_id: str) -> str:
+        """Ask for a job's end; return the state that it was in."""
+        return str(await self._cancel(args=[job_id]))
+
+    async def requeue(self, job_id: str, worker: str) -> list[str]:
+        """Take a job from a worker that is gone: see :data:`.scripts.REQUEUE`."""
+        return list(await self._requeue(args=[job_id, worker, MAX_DEATHS]))
+
+    async def batch(self, batch_id: str) -> dict[str, str]:
+        """Return a batch's owner, total and finished; empty when there is none."""
+        return await self.redis.hgetall(scripts.batch_meta_key(batch_id))
+
+    async def workers(self) -> dict[str, dict[str, str]]:
+        """Return the heartbeat of every worker that is alive; names of dead ones are dropped on the way."""
+        names = sorted(await self.redis.smembers(scripts.WORKERS))
+        pipeline = self.redis.pipeline(transaction=False)
+        for name in names:
+            pipeline.hgetall(scripts.worker_key(name))
+        beats = dict(zip(names, await pipeline.execute(), strict=True))
+        gone = [name for name, beat in beats.items() if not beat]
+        if gone:
+            await self.redis.srem(scripts.WORKERS, *gone)
+        return {name: beat for name, beat in beats.items() if beat}
+
+    async def depth(self) -> tuple[int, int]:
+        """Return how many jobs wait and how many run."""
+        pipeline = self.redis.pipeline(transaction=False)
+        pipeline.zcard(scripts.WAITING)
+        pipeline.zcard(scripts.RUNNING)
+        waiting, running = await pipeline.execute()
+        return int(waiting), int(running)
+
+    async def classes(self) -> set[str]:
+        """Return every GPU class that ever had a worker here."""
+        return set(await self.redis.smembers(scripts.CLASSES))
+
+    async def forget(self, keys: Iterable[str]) -> None:
+        """Delete keys."""
+        names = list(keys)
+        if names:
+            await self.redis.delete(*names)

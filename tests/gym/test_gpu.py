@@ -1,0 +1,62 @@
+"""The gym on a real GPU: honest kernels are accepted and timed, deceptions that only a GPU shows are seen."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from gpu_corpus import CASES, KERNEL, REFERENCE, candidate
+
+from drk.gym.devices import list_gpus
+from drk.gym.engine import Gym
+from drk.gym.schema import Call, Candidate, Task, TensorSpec
+from drk.gym.settings import GymSettings, Timing
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not list_gpus(), reason="needs a CUDA device")]
+TASK = Task("root", {"model.py": REFERENCE}, "model.py", "Model", inputs=Call((TensorSpec((4096, 4096)),)))
+
+
+@pytest.fixture(scope="module")
+def loop_gym():
+    loop = asyncio.new_event_loop()
+    gym = Gym(GymSettings(device="cuda:0", timing=Timing(compile_baseline=False, max_s=1.0)))
+    loop.run_until_complete(gym.__aenter__())
+    yield loop, gym
+    loop.run_until_complete(gym.__aexit__(None, None, None))
+    loop.close()
+
+
+@pytest.mark.parametrize(("name", "source", "status", "kinds"), CASES, ids=[case[0] for case in CASES])
+def test_cases(loop_gym, name, source, status, kinds) -> None:
+    loop, gym = loop_gym
+    verdict = loop.run_until_complete(gym.evaluate(TASK, Candidate(source)))
+    found = {flag.kind for flag in verdict.flags} | ({verdict.error.kind} if verdict.error else set())
+    assert verdict.status == status, (verdict.error, verdict.flags, verdict.notes)
+    assert (not found and not kinds) or found & set(kinds), (found, verdict.notes)
+
+
+def test_honest_kernel_is_measured(loop_gym) -> None:
+    loop, gym = loop_gym
+    verdict = loop.run_until_complete(gym.evaluate(TASK, Candidate(candidate("return root(x)"))))
+    assert verdict.reached == "measured" and verdict.honest is True
+    assert verdict.coverage is not None and verdict.coverage > 0.95
+    assert verdict.speedups is not None and verdict.speedups.eager.low > 1.5
+    assert [row.name for row in verdict.kernels if row.owned] == ["root_kernel"]
+
+
+def test_candidate_equal_to_the_reference_is_no_faster(loop_gym) -> None:
+    loop, gym = loop_gym
+    same = REFERENCE.replace("Model", "ModelNew")
+    verdict = loop.run_until_complete(gym.evaluate(TASK, Candidate(same)))
+    assert verdict.speedups is not None
+    assert 0.97 < verdict.speedups.eager.value < 1.03, verdict.speedups
+
+
+def test_a_kernel_named_like_an_aten_kernel_is_not_confused(loop_gym) -> None:
+    loop, gym = loop_gym
+    source = KERNEL.replace("root_kernel", "add") + (
+        "\n\nclass ModelNew(nn.Module):\n    def forward(self, x):\n"
+        "        return torch.add(root(x), torch.zeros_like(x))\n"
+    )
+    verdict = loop.run_until_complete(gym.evaluate(TASK, Candidate(source)))
+    assert verdict.accepted and verdict.coverage is not None and 0.1 < verdict.coverage < 0.6
