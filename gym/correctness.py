@@ -8,6 +8,7 @@ that stays right was not made by them. A failed trial is set against lower rungs
 
 from __future__ import annotations
 
+import asyncio
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -86,7 +87,9 @@ class Trials:
             self.draft.reach("ran")
             copied = self.draft.weights != "seeded"
             self._note_tripwires(answer)
-            self.draft.cells += compare_trial(f"seed{index}", trial, leaves, answer, self.task, copied=copied)
+            self.draft.cells += await asyncio.to_thread(
+                compare_trial, f"seed{index}", trial, leaves, answer, self.task, copied=copied
+            )
         if index == 0:
             rows = answer.get("operators") or []
             self.draft.coverage_estimate = coverage_estimate(

@@ -53,6 +53,7 @@ class ServeSettings:
     cache_ttl_s: int = 7 * 24 * 3600
     audit_file: str = ""
     audit_sources: bool = False
+    parent: int = 0
 
 
 @dataclass(frozen=True)
@@ -71,7 +72,10 @@ class WorkerSettings:
     result_ttl_s: int = 24 * 3600
     cache_ttl_s: int = 7 * 24 * 3600
     host_error_retries: int = 2
-    extra: dict[str, Any] = field(default_factory=dict)
+    limits: dict[str, Any] = field(default_factory=dict)
+    """Fields of :class:`drk.gym.settings.Limits` that differ from its defaults."""
+    parent: int = 0
+    """Process id of the one that started this worker and with which it ends; 0: none."""
 
 
 Either = TypeVar("Either", ServeSettings, WorkerSettings)

@@ -1,4 +1,4 @@
-"""Deceptions that only a GPU shows, each beside an honest twin: (name, source, status, flag kinds any of which will do)."""
+"""Deceptions that only a GPU shows, beside honest twins: (name, source, status, flag kinds any of which will do)."""
 
 from __future__ import annotations
 

@@ -1,0 +1,225 @@
+"""A worker process: one device, one Gym, a few evaluations at once. ``python -m drk.gym.serve.worker``.
+
+Celery's consumer runs in the main thread and hands job ids to ``slots`` threads; each waits for a coroutine on the
+Gym's own event loop (a third thread), so that limits, cancelling and cleaning up are the Gym's. A heartbeat thread
+says which jobs are held, and learns which are cancelled. Results are written before a message is acknowledged.
+
+SIGTERM finishes what runs and leaves; a second one, or SIGKILL, is survived by the jobs: others take them over.
+Credentials are in memory only: not in the environment, not on the command line, and the process cannot be inspected.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+import time
+from collections.abc import Coroutine, Mapping
+from typing import Any, TypeVar
+
+from redis.exceptions import RedisError
+
+from drk.gym.engine import Gym
+from drk.gym.sandbox import protect_process
+from drk.gym.sandbox.syscalls import PR_SET_PDEATHSIG, prctl
+from drk.gym.serve.broker import TASK_NAME, make_celery, queue_name
+from drk.gym.serve.jobs import Fault, Outcome, cancelled, clock, expired, poison
+from drk.gym.serve.judging import Bench
+from drk.gym.serve.ledger import Ledger
+from drk.gym.serve.metrics import increments_of
+from drk.gym.serve.records import configure_logging
+from drk.gym.serve.settings import HEARTBEAT_S, MAX_DEATHS, WorkerSettings, take_from_environment
+from drk.gym.settings import GymSettings, Limits
+
+LOG = logging.getLogger("drk.gym.worker")
+CANCEL_POLL_S = 0.25
+
+Value = TypeVar("Value")
+
+
+class Loop:
+    """An event loop in a thread of its own."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self.loop.run_forever, name="gym", daemon=True)
+        self._thread.start()
+
+    def submit(self, coroutine: Coroutine[Any, Any, Value]) -> concurrent.futures.Future[Value]:
+        """Start ``coroutine`` there."""
+        return asyncio.run_coroutine_threadsafe(coroutine, self.loop)
+
+    def close(self) -> None:
+        """End the loop and its thread."""
+        self.loop.call_soon_threadsafe(self.loop.stop)
+        self._thread.join()
+        self.loop.close()
+
+
+class Worker:
+    """What the threads share: the jobs held here, and where their results go."""
+
+    def __init__(self, settings: WorkerSettings, ledger: Ledger, loop: Loop, gym: Gym) -> None:
+        self.settings = settings
+        self.ledger = ledger
+        self._loop = loop
+        self._bench = Bench(gym, settings.host_error_retries)
+        self._held: dict[str, concurrent.futures.Future[Outcome] | None] = {}
+        self._guard = threading.Lock()
+        self.facts = {
+            "class": settings.device_class,
+            "device": settings.device,
+            "gpu": str(gym.device_facts.get("gpu") or ""),
+            "sandbox": settings.sandbox,
+            "host": socket.gethostname(),
+            "pid": str(os.getpid()),
+            "slots": str(settings.slots),
+            "started_at": repr(clock()),
+        }
+
+    def handle(self, job_id: str) -> None:
+        """Run one job, if it is ours to run, and write its result."""
+        with self._guard:
+            if job_id in self._held:
+                return  # a second message for what another thread is running
+            self._held[job_id] = None
+        try:
+            verb, fields = self.ledger.claim(job_id)
+            LOG.info("claimed", extra={"job": job_id, "verb": verb})
+            outcome = self._outcome(verb, fields)
+            if outcome is not None:
+                self._finish(fields, outcome)
+        finally:
+            with self._guard:
+                self._held.pop(job_id, None)
+
+    def _outcome(self, verb: str, fields: Mapping[str, str]) -> Outcome | None:
+        if verb == "run":
+            return self._run(fields)
+        endings = {"expired": expired(), "cancelled": cancelled(), "poison": poison(MAX_DEATHS)}
+        return endings.get(verb)
+
+    def _run(self, fields: Mapping[str, str]) -> Outcome:
+        task_text = self.ledger.task(fields["task_id"])
+        if task_text is None:
+            return Outcome("failed", fault=Fault("task-gone", "the task is no longer kept", infrastructure=True))
+        future = self._loop.submit(self._bench.run(fields, task_text))
+        with self._guard:
+            self._held[fields["id"]] = future
+        concurrent.futures.wait([future])
+        if future.cancelled():
+            return cancelled()
+        error = future.exception()
+        if error is not None:
+            LOG.error("a fault of drk's own", extra={"job": fields["id"]}, exc_info=error)
+            message = f"{type(error).__name__}: {error}"
+            return Outcome("failed", fault=Fault("internal", message, infrastructure=True))
+        return future.result()
+
+    def _finish(self, fields: Mapping[str, str], outcome: Outcome) -> None:
+        settings = self.settings
+        queued_s = max(float(fields.get("started_at") or clock()) - float(fields["submitted_at"]), 0.0)
+        counted = increments_of(outcome, queued_s, settings.device_class)
+        first = self.ledger.finish(fields, outcome, settings.result_ttl_s, settings.cache_ttl_s, counted)
+        LOG.info("finished", extra={"job": fields["id"], "state": outcome.state, "first": first})
+
+    def beat_forever(self) -> None:
+        """Beat the heart until the ledger stops, and cancel what owners took back."""
+        due = 0.0
+        while not self.ledger.stop.wait(CANCEL_POLL_S):
+            with self._guard:
+                held = list(self._held)
+            try:
+                if time.monotonic() >= due:
+                    doomed = self.ledger.beat(self.facts, held)
+                    due = time.monotonic() + HEARTBEAT_S
+                else:
+                    doomed = self.ledger.cancelled(held) if held else set()
+            except RedisError as error:
+                LOG.warning("no heartbeat", extra={"cause": str(error)})
+                continue
+            for job_id in doomed:
+                self._cancel(job_id)
+
+    def _cancel(self, job_id: str) -> None:
+        with self._guard:
+            future = self._held.get(job_id)
+        if future is not None:
+            future.cancel()
+
+
+def gym_settings(settings: WorkerSettings) -> GymSettings:
+    """Return the Gym's settings on this worker."""
+    return GymSettings(
+        device=settings.device,
+        target=settings.target,
+        sandbox=settings.sandbox,
+        seeds=settings.seeds,
+        parallel=settings.slots,
+        offline_compile=settings.offline_compile,
+        limits=Limits(**settings.limits),
+    )
+
+
+def serve(settings: WorkerSettings) -> None:
+    """Work until told to stop."""
+    worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
+    ledger = Ledger(settings.redis_url, worker_id)
+    loop = Loop()
+    gym = Gym(gym_settings(settings))
+    loop.submit(gym.__aenter__()).result()
+    worker = Worker(settings, ledger, loop, gym)
+    heart = threading.Thread(target=worker.beat_forever, name="heart", daemon=True)
+    heart.start()
+    try:
+        consume(settings, worker, worker_id)
+    finally:
+        ledger.stop.set()
+        heart.join()
+        loop.submit(gym.__aexit__(None, None, None)).result()
+        loop.close()
+        ledger.leave()
+
+
+def consume(settings: WorkerSettings, worker: Worker, worker_id: str) -> None:
+    """Run Celery's consumer in this thread."""
+    app = make_celery(settings.redis_url, settings.run_s)
+
+    def judge(job_id: str) -> None:
+        worker.handle(job_id)
+
+    app.task(judge, name=TASK_NAME, ignore_result=True)
+    classes = [settings.device_class] if settings.device_class == "interpret" else ["any", settings.device_class]
+    consumer = app.Worker(
+        hostname=worker_id,
+        pool="threads",
+        concurrency=settings.slots,
+        queues=[queue_name(name) for name in classes],
+        without_gossip=True,
+        without_mingle=True,
+        without_heartbeat=True,
+        loglevel="WARNING",
+        quiet=True,
+    )
+    consumer.start()
+
+
+def main() -> None:
+    """Entry point of the process."""
+    settings = take_from_environment(WorkerSettings)
+    protect_process()
+    if settings.parent:
+        prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != settings.parent:
+            return
+    configure_logging("worker")
+    serve(settings)
+
+
+if __name__ == "__main__":
+    main()
