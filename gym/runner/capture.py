@@ -330,7 +330,9 @@ def _argument(path: str, value: Any) -> Any:
 
 def _input_paths(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> list[str]:
     """Return the paths of the tensor leaves in the order in which tracers see them (positional, then keyword)."""
-    positional = list(inspect.signature(module.forward).parameters.values())
+    parameters = list(inspect.signature(module.forward).parameters.values())
+    plain = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    rest_name = next((p.name for p in parameters if p.kind is p.VAR_POSITIONAL), "")
     paths: list[str] = []
 
     def walk(value: Any) -> None:
@@ -345,14 +347,13 @@ def _input_paths(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str,
 
     rest = 0
     for index, value in enumerate(args):
-        parameter = positional[min(index, len(positional) - 1)]
-        if parameter.kind is inspect.Parameter.VAR_POSITIONAL:
-            walk(_argument(f"{parameter.name}[{rest}]", value))
-            rest += 1
+        if index < len(plain):
+            walk(_argument(plain[index].name, value))
         else:
-            walk(_argument(parameter.name, value))
-    known = {parameter.name for parameter in positional}
-    variable = next((p.name for p in positional if p.kind is inspect.Parameter.VAR_KEYWORD), "")
+            walk(_argument(f"{rest_name}[{rest}]", value))
+            rest += 1
+    known = {parameter.name for parameter in parameters}
+    variable = next((p.name for p in parameters if p.kind is inspect.Parameter.VAR_KEYWORD), "")
     for key, value in kwargs.items():
         walk(_argument(key if key in known else f"{variable}[{key!r}]", value))
     return paths

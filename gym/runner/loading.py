@@ -30,6 +30,7 @@ __all__ = [
     "Reference",
     "build_candidate",
     "candidate_arguments",
+    "function_module",
     "init_arguments",
     "load_candidate",
     "load_namespace",
@@ -69,6 +70,24 @@ class FunctionModule(nn.Module):
                 help=f"add --factory, or annotate it: def {self.name}(...) -> nn.Module",
             )
         return result
+
+
+def function_module(function: Callable[..., Any], name: str, file: str) -> FunctionModule:
+    """Wrap ``function`` in a :class:`FunctionModule` whose ``forward`` shows the function's own signature."""
+    try:
+        own = inspect.signature(function)
+    except (TypeError, ValueError):
+        return FunctionModule(function, name, file)
+
+    def forward(self: FunctionModule, *args: Any, **kwargs: Any) -> Any:
+        return FunctionModule.forward(self, *args, **kwargs)
+
+    bound = inspect.Parameter("self", inspect.Parameter.POSITIONAL_ONLY)
+    if "self" in own.parameters:
+        return FunctionModule(function, name, file)
+    forward.__signature__ = own.replace(parameters=[bound, *own.parameters.values()])  # type: ignore[attr-defined]
+    kind = type("FunctionModule", (FunctionModule,), {"forward": forward, "__doc__": FunctionModule.__doc__})
+    return kind(function, name, file)  # type: ignore[no-any-return]
 
 
 # --- building the reference -----------------------------------------------------------------------------------
@@ -115,7 +134,7 @@ def _build(reference: Reference, seed: int) -> nn.Module:
     if kind == "function":
         if not callable(target):
             raise LoadFailure("load", "not-callable", f"{dotted} is no function", file=entry)
-        return FunctionModule(target, dotted, entry)
+        return function_module(target, dotted, entry)
     if kind == "module" and not (isinstance(target, type) and issubclass(target, nn.Module)):
         raise LoadFailure("load", "not-a-module", f"{dotted} is not a class derived from torch.nn.Module", file=entry)
     reference.init = init_arguments(reference, seed)
