@@ -54,6 +54,9 @@ COMMANDS: Mapping[str, Lazy] = {
     "apply": Lazy("drk.assistant.apply_command", "apply", "Put a run's kernels to use in your file."),
     "restore": Lazy("drk.assistant.apply_command", "restore", "Take them out of it again."),
     "runs": Lazy("drk.assistant.runs_command", "app", "List, show or remove runs of drk optimize."),
+    "selftest": Lazy(
+        "drk.assistant.selftest_command", "selftest", "Judge the shipped cheats and their honest twins."
+    ),
     "doctor": Lazy("drk.assistant.doctor", "doctor", "Check this machine, and show settings with their origins."),
 }
 
