@@ -143,7 +143,8 @@ def index_lines(groups: tuple[Group, ...], flat: str) -> list[str]:
 
 def size_arguments(domain: Domain) -> list[str]:
     """Names of the inner group sizes a kernel needs beside ``n_rows`` and ``n_cols``."""
-    return [group.size for groups in (domain.rows, domain.cols) if len(groups) > 1 for group in groups[1:]]
+    rows = [group.size for group in domain.rows[1:]]
+    return rows + ([group.size for group in domain.cols] if len(domain.cols) > 1 else [])
 
 
 def stride_arguments(operand: Operand, name: str, domain: Domain) -> list[tuple[str, str]]:
@@ -162,7 +163,10 @@ def offset(operand: Operand, name: str, domain: Domain, row: str = "", column: s
     """Offset expression of ``operand``; ``row``, ``column`` are index suffixes (``[:, None]``, ``[None, :]``)."""
     terms: list[str] = []
     inner: list[str] = []
+    whole_rows = len(domain.cols) > 1 and all(operand.varies[group.dims[-1]] for group in domain.cols)
     for groups, suffix in ((domain.cols, column), (domain.rows, row)):
+        if groups is domain.rows and whole_rows:
+            inner = ["n_cols"]
         for group in reversed(groups):
             if not operand.varies[group.dims[-1]]:
                 continue

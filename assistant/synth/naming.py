@@ -82,13 +82,19 @@ def kernel_words(region: Region) -> str:
             rest, {"amax", "exp", "sum", "log", "sub"}, "log_softmax" if "add" not in ops else "logsumexp"
         )
     elif {"var", "rsqrt"} <= present or {"var", "sqrt"} <= present:
-        rest = _fold_words(rest, {"mean", "var", "rsqrt", "sqrt", "sub", "mul", "add", "div"}, "layer_norm")
+        rest = _fold_words(rest, {"mean", "var", "rsqrt", "sqrt", "sub", "mul", "add", "div"}, _norm_word(region))
     elif "rsqrt" in present and not present & REDUCTIONS and not region.products:
         rest = _fold_words(rest, {"rsqrt", "sub", "mul", "add"}, "batch_norm")
     elif {"mean", "rsqrt"} <= present:
         rest = _fold_words(rest, {"mean", "pow", "square", "rsqrt", "mul", "add"}, "rms_norm")
     words += [word for word in dict.fromkeys(rest) if word not in _SKIP]
     return "_".join(words[:4]) or "pointwise"
+
+
+def _norm_word(region: Region) -> str:
+    """Which norm a mean and a variance belong to, by the module they come from."""
+    types = " ".join(node.module_type for node in region.nodes)
+    return "group_norm" if "GroupNorm" in types else "instance_norm" if "InstanceNorm" in types else "layer_norm"
 
 
 def _fold_words(ops: list[str], parts: set[str], name: str) -> list[str]:

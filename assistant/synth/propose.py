@@ -22,7 +22,7 @@ from drk.assistant.synth.naming import NameTable, kernel_words, value_names
 from drk.assistant.synth.pointwise import BLOCKS, Block, write_pointwise
 from drk.assistant.synth.regions import Region, Rules, facts_of, plan, product_of
 from drk.assistant.synth.rewrites import rewrite
-from drk.assistant.synth.row_reduction import MAX_COLUMNS, write_row
+from drk.assistant.synth.row_reduction import write_row
 from drk.assistant.synth.tiles import Tile, ranked_tiles
 from drk.gym.graph import Graph
 from drk.gym.schema import Candidate
@@ -56,7 +56,7 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     rewritten = rewrite(graph)
     names = value_names(rewritten)
     facts = facts_of(rewritten)
-    possible = [region for region in plan(rewritten, variant.rules) if _possible(region)]
+    possible = [region for region in plan(rewritten, variant.rules) if region.outputs]
     regions = [region for region in possible if region.kind != "pointwise" or len(region.nodes) > 1] or possible
     if not regions:
         raise UnsupportedGraph("no operators that a kernel could take together")
@@ -82,12 +82,6 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     kernels = tuple(step.kernel for step in steps if step.kernel is not None)
     summary = _summary(kernels, variant)
     return Compiled(write_module(rewritten, steps, names, summary), kernels, tuple(regions))
-
-
-def _possible(region: Region) -> bool:
-    """Rows too long for registers cannot be held; regions without a result compute nothing."""
-    long = region.kind == "row" and math.prod(region.shape[len(region.shape) - region.columns :]) > MAX_COLUMNS
-    return bool(region.outputs) and not long
 
 
 def _tile(region: Region, metas: Any, variant: Variant, multiprocessors: int) -> Tile:

@@ -22,6 +22,8 @@ from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
 MAX_OPERANDS = 24
+MAX_COLUMNS = 32_768
+"""Longest row that one program of a row kernel holds in registers."""
 REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var"})
 
 
@@ -201,7 +203,7 @@ def _frame(
     if reductions:
         frames = {(facts.metas[node.args[0].name].shape, dims) for node, (dims, _) in reductions}
         shape, columns = frames.pop()
-        return None if frames or math.prod(shape[len(shape) - columns :]) < 2 else (shape, columns)
+        return (shape, columns) if not frames and 2 <= math.prod(shape[len(shape) - columns :]) <= MAX_COLUMNS else None
     shape = broadcast([node.meta.shape for node in nodes])
     return (shape, 0) if shape else None
 

@@ -4,7 +4,7 @@ A program holds ``BLOCK_M`` whole rows in registers (one row from about 2,000 co
 and every output written once, whatever the number of reductions. Variance is computed in two passes over the
 registers; sums are trees, not running sums.
 
-Left out: rows too long for registers (:data:`MAX_COLUMNS`); the planner leaves those to PyTorch.
+Left out: rows too long for registers (``MAX_COLUMNS`` of :mod:`drk.assistant.synth.regions`): they stay with PyTorch.
 """
 
 from __future__ import annotations
@@ -28,9 +28,6 @@ from drk.assistant.synth.launcher import (
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.gym.graph import Node, TensorMeta
-
-MAX_COLUMNS = 32_768
-"""Longest row that one program holds in registers."""
 
 
 def write_row(

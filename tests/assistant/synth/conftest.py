@@ -50,6 +50,12 @@ class Interpreter:
         self.process.stdout.close()
 
 
+@pytest.fixture(autouse=True)
+def seeded():
+    """Every test draws the same inputs each time."""
+    torch.manual_seed(0)
+
+
 @pytest.fixture(scope="session")
 def interpreter(tmp_path_factory):
     worker = Interpreter(tmp_path_factory.mktemp("interpreter"))

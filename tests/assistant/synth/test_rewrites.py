@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from modules import Function
 from torch import nn
 
-from drk.assistant.synth.rewrites import contiguous_meta, rewrite
+from drk.assistant.synth.draft import contiguous_meta
+from drk.assistant.synth.rewrites import rewrite
 
 
 def ops(graph):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from modules import Function, RMSNorm
 from torch import nn
 
-from drk.assistant.synth.row_reduction import MAX_COLUMNS
+from drk.assistant.synth.regions import MAX_COLUMNS
 
 
 def test_softmax_with_scale_and_large_logits(check):
@@ -77,6 +77,20 @@ def test_global_average_pool_and_gate(check):
     assert len(compiled.kernels) == 1
 
 
+def test_group_norm_takes_its_followers_along(check):
+    parts = {"norm": nn.GroupNorm(2, 6), "scale": torch.randn(6, 1, 1)}
+    module = Function(lambda s, x: F.silu(s.norm(x)) * s.scale + x, **parts)
+    compiled = check(module, torch.randn(4, 6, 5, 7) + 2, calls=[[torch.randn(1, 6, 5, 7)]])
+    assert len(compiled.kernels) == 1
+    check(Function(lambda s, x: s.norm(x), norm=nn.GroupNorm(3, 6)), torch.randn(4, 6))
+
+
+def test_instance_norm(check):
+    norm = nn.InstanceNorm2d(3, affine=True)
+    compiled = check(Function(lambda s, x: s.norm(x).relu(), norm=norm), torch.randn(4, 3, 5, 7) + 2)
+    assert len(compiled.kernels) == 1
+
+
 def test_normalize(check):
     assert len(check(Function(lambda _, x: F.normalize(x, dim=-1)), torch.randn(4, 77)).kernels) == 1
 
@@ -104,4 +118,4 @@ def test_rows_beyond_registers_stay_torch(graph_of):
 @given(st.lists(st.integers(1, 4), min_size=0, max_size=3), st.integers(2, 70), st.booleans())
 def test_any_shape(check, outer, columns, broadcast):
     module = Function(lambda _, x, y: F.softmax(x * 2 + y, -1) * y)
-    check(module, torch.randn(*outer, columns), torch.randn(1 if broadcast else columns))
+    check(module, torch.randn(*outer, columns), torch.randn(1 if broadcast else columns), factor=3.0)

@@ -1,0 +1,274 @@
+"""Operators written out as reductions and pointwise operators, so that they fuse with what stands around them.
+
+Each rule takes a node and the draft, emits what replaces it and returns the reference to its value, or returns None
+when it does not apply (other dimensions, dtypes that kernels do not take, rows too long for registers). Formulas are
+those of the PyTorch documentation; variances stay variances (two passes), softmax subtracts the maximum.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from drk.assistant.synth.draft import Draft
+from drk.assistant.synth.regions import MAX_COLUMNS
+from drk.gym.graph import Node, Ref, TensorMeta
+
+
+def _trailing(meta: TensorMeta, dims: Any) -> tuple[int, ...] | None:
+    """Return ``dims`` as negative indices when they are exactly the last ones, else None."""
+    rank = len(meta.shape)
+    items = dims if isinstance(dims, tuple) else (dims,)
+    wanted = sorted(dim - rank if dim >= 0 else dim for dim in items)
+    if not wanted or wanted != list(range(-len(wanted), 0)) or meta.dtype not in _FUSED:
+        return None
+    return tuple(wanted) if 2 <= math.prod(meta.shape[rank - len(wanted) :]) <= MAX_COLUMNS else None
+
+
+_FUSED = frozenset({"float32", "float16", "bfloat16"})
+
+
+def _softmax(node: Node, draft: Draft) -> Ref | None:
+    x = node.args[0]
+    dims = _trailing(draft.metas[x.name], node.args[1])
+    if dims is None or node.meta.dtype not in _FUSED:
+        return None
+    top = draft.emit(node, "row_max", "amax.default", x, dims, True)
+    centred = draft.emit(node, "centred", "sub.Tensor", x, top)
+    power = draft.emit(node, "exponential", "exp.default", centred)
+    total = draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, True)
+    if "log" in node.bare_op:
+        log_total = draft.emit(node, "log_sum", "log.default", total)
+        return draft.emit(node, "log_probability", "sub.Tensor", centred, log_total)
+    return draft.emit(node, "probability", "div.Tensor", power, total)
+
+
+def _logsumexp(node: Node, draft: Draft) -> Ref | None:
+    x = node.args[0]
+    dims = _trailing(draft.metas[x.name], node.args[1])
+    if dims is None:
+        return None
+    top = draft.emit(node, "row_max", "amax.default", x, dims, True)
+    power = draft.emit(node, "exponential", "exp.default", draft.emit(node, "centred", "sub.Tensor", x, top))
+    total = draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, True)
+    result = draft.emit(node, "log_of_sum", "add.Tensor", top, draft.emit(node, "log_sum", "log.default", total))
+    if len(node.args) > 2 and node.args[2] is True:
+        return result
+    return draft.emit(node, "squeezed", "reshape.default", result, node.meta.shape)
+
+
+def _vector_norm(node: Node, draft: Draft) -> Ref | None:
+    order = node.args[1] if len(node.args) > 1 else 2
+    dims = _trailing(draft.metas[node.args[0].name], node.args[2]) if len(node.args) > 2 and node.args[2] else None
+    if order != 2 or dims is None or not (len(node.args) > 3 and node.args[3] is True) or node.kwargs.get("dtype"):
+        return None
+    square = draft.emit(node, "square", "pow.Tensor_Scalar", node.args[0], 2)
+    return draft.emit(node, "norm", "sqrt.default", draft.emit(node, "row_sum", "sum.dim_IntList", square, dims, True))
+
+
+def _glu(node: Node, draft: Draft) -> Ref | None:
+    x = node.args[0]
+    meta = draft.metas[x.name]
+    dim = (node.args[1] if len(node.args) > 1 else -1) % len(meta.shape)
+    half = meta.shape[dim] // 2
+    if meta.dtype not in _FUSED or dim != len(meta.shape) - 1:
+        return None
+    value = draft.emit(node, "value", "slice.Tensor", x, dim, 0, half)
+    gate = draft.emit(node, "gate", "slice.Tensor", x, dim, half, 2 * half)
+    return draft.emit(node, "gated", "mul.Tensor", value, draft.emit(node, "opened", "sigmoid.default", gate))
+
+
+def _layer_norm(node: Node, draft: Draft) -> Ref | None:
+    x, shape = node.args[0], node.args[1]
+    dims = _trailing(draft.metas[x.name], tuple(range(-len(shape), 0)))
+    if dims is None:
+        return None
+    weight, bias, eps = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
+    mean = draft.emit(node, "mean", "mean.dim", x, dims, True)
+    variance = draft.emit(node, "variance", "var.correction", x, dims, correction=0, keepdim=True)
+    centred = draft.emit(node, "centred", "sub.Tensor", x, mean)
+    return _affine(node, draft, centred, variance, eps, (weight, bias))
+
+
+def _affine(
+    node: Node, draft: Draft, centred: Ref, variance: Ref, eps: float, scale_shift: tuple[Ref | None, Ref | None]
+) -> Ref:
+    shifted = draft.emit(node, "variance_eps", "add.Tensor", variance, eps)
+    result = draft.emit(node, "normalised", "mul.Tensor", centred, draft.emit(node, "rstd", "rsqrt.default", shifted))
+    weight, bias = scale_shift
+    if weight is not None:
+        result = draft.emit(node, "scaled", "mul.Tensor", result, weight)
+    return result if bias is None else draft.emit(node, "shifted", "add.Tensor", result, bias)
+
+
+def _rms_norm(node: Node, draft: Draft) -> Ref | None:
+    x, shape = node.args[0], node.args[1]
+    meta = draft.metas[x.name]
+    dims = _trailing(meta, tuple(range(-len(shape), 0)))
+    if dims is None:
+        return None
+    weight = node.args[2] if len(node.args) > 2 else None
+    eps = node.args[3] if len(node.args) > 3 else None
+    if eps is None:
+        eps = {"float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}[meta.dtype]
+    square = draft.emit(node, "square", "pow.Tensor_Scalar", x, 2)
+    mean = draft.emit(node, "mean_square", "mean.dim", square, dims, True)
+    return _affine(node, draft, x, mean, eps, (weight, None))
+
+
+def _batch_norm(node: Node, draft: Draft) -> Ref | None:
+    training, eps = (node.args[5], node.args[7]) if node.bare_op == "batch_norm" else (False, node.args[6])
+    x, weight, bias, mean, variance = node.args[:5]
+    meta = draft.metas[x.name]
+    if training or mean is None or meta.dtype not in _FUSED or len(meta.shape) < 2:
+        return None
+    shape = (meta.shape[1],) + (1,) * (len(meta.shape) - 2)
+
+    def channel(value: Ref | None) -> Ref | None:
+        return value if len(shape) == 1 else _shaped(node, draft, value, shape)
+
+    centred = draft.emit(node, "centred", "sub.Tensor", x, channel(mean))
+    spread = channel(variance)
+    assert spread is not None
+    return _affine(node, draft, centred, spread, eps, (channel(weight), channel(bias)))
+
+
+def _instance_norm(node: Node, draft: Draft) -> Ref | None:
+    x, weight, bias, running_mean, _, use_input, _, eps = node.args[:8]
+    meta = draft.metas[x.name]
+    rank = len(meta.shape)
+    dims = _trailing(meta, tuple(range(2 - rank, 0))) if rank > 2 else None
+    if dims is None or running_mean is not None or use_input is not True:
+        return None
+    shape = (meta.shape[1],) + (1,) * (rank - 2)
+    mean = draft.emit(node, "mean", "mean.dim", x, dims, True)
+    variance = draft.emit(node, "variance", "var.correction", x, dims, correction=0, keepdim=True)
+    centred = draft.emit(node, "centred", "sub.Tensor", x, mean)
+    scale_shift = (_shaped(node, draft, weight, shape), _shaped(node, draft, bias, shape))
+    return _affine(node, draft, centred, variance, eps, scale_shift)
+
+
+def _group_norm(node: Node, draft: Draft) -> Ref | None:
+    """Channels are split into (groups, channels of a group); :func:`_through_split` takes followers along."""
+    x, groups = node.args[:2]
+    weight, bias, eps = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
+    meta = draft.metas[x.name]
+    if len(meta.shape) < 2 or meta.dtype not in _FUSED or not meta.contiguous:
+        return None
+    batch, channels, *rest = meta.shape
+    split = (batch, groups, channels // groups, *rest)
+    dims = tuple(range(-len(rest) - 1, 0))
+    if not 2 <= math.prod(split[2:]) <= MAX_COLUMNS:
+        return None
+    grouped = draft.emit(node, "grouped", "reshape.default", x, split)
+    mean = draft.emit(node, "mean", "mean.dim", grouped, dims, True)
+    variance = draft.emit(node, "variance", "var.correction", grouped, dims, correction=0, keepdim=True)
+    centred = draft.emit(node, "centred", "sub.Tensor", grouped, mean)
+    shape = (groups, channels // groups, *(1 for _ in rest))
+    scale_shift = (_shaped(node, draft, weight, shape), _shaped(node, draft, bias, shape))
+    normalised = _affine(node, draft, centred, variance, eps, scale_shift)
+    return draft.emit(node, "ungrouped", "reshape.default", normalised, meta.shape)
+
+
+def _shaped(node: Node, draft: Draft, value: Ref | None, shape: tuple[int, ...]) -> Ref | None:
+    """``value`` viewed with ``shape``; parameters only, so that the sizes are constants."""
+    return None if value is None else draft.emit(node, f"{value.name}_shaped", "reshape.default", value, shape)
+
+
+def through_split(node: Node, draft: Draft) -> Ref | None:
+    """``f(view(y))`` is ``view(f(y))`` when the view only joins split channels and the others can be split alike."""
+    made_by = {item.name: item for item in draft.nodes}
+    views = [made_by[name] for name in node.inputs() if name in made_by and name.startswith("ungrouped")]
+    if not views or views[0].bare_op != "reshape" or views[0].meta.shape != node.meta.shape:
+        return None
+    inner = views[0].args[0]
+    split, joined = draft.metas[inner.name].shape, node.meta.shape
+    replaced: dict[str, Ref] = {views[0].name: inner}
+    for name in node.inputs():
+        shape = draft.metas[name].shape
+        if name in replaced or len(shape) < len(joined) - 1:
+            continue
+        if len(shape) > len(joined) or not draft.metas[name].contiguous:
+            return None
+        channels = split[1:3] if shape[1 - len(joined)] != 1 else (1, 1)
+        wanted = (*shape[: len(shape) - len(joined) + 1], *channels, *shape[len(shape) - len(joined) + 2 :])
+        replaced[name] = draft.emit(node, f"{name}_grouped", "reshape.default", Ref(name), wanted)
+    args = tuple(replaced.get(arg.name, arg) if isinstance(arg, Ref) else arg for arg in node.args)
+    meta = replace(draft.metas[inner.name], dtype=node.meta.dtype)
+    made = draft.append(replace(node, args=args, metas=(meta,)), f"{node.name}_grouped")
+    return draft.emit(node, "ungrouped", "reshape.default", made, joined)
+
+
+def _native_first(rule: Callable[[Node, Draft], Ref | None]) -> Callable[[Node, Draft], Ref | None]:
+    """Adapt a rule to operators that return tuples; see :func:`_getitem`."""
+
+    def apply(node: Node, draft: Draft) -> Ref | None:
+        first = node.metas[0]
+        if first is None:
+            return None
+        result = rule(replace(node, metas=(first,)), draft)
+        if result is not None:
+            draft.renamed[f"{node.name}[0]"] = result.name
+        return None
+
+    return apply
+
+
+def _getitem(node: Node, draft: Draft) -> Ref | None:
+    source, index = node.args
+    name = draft.renamed.get(f"{source.name}[{index}]")
+    return Ref(name) if name else None
+
+
+def _silu_parts(node: Node, draft: Draft) -> Ref | None:
+    """x * sigmoid(x) written by hand is silu."""
+    left, right = node.args[:2]
+    made_by = {item.name: item for item in draft.nodes}
+    for x, gate in ((left, right), (right, left)):
+        if isinstance(gate, Ref) and isinstance(x, Ref) and gate.name in made_by:
+            source = made_by[gate.name]
+            if source.bare_op == "sigmoid" and source.args[0] == x:
+                return draft.emit(node, "silu", "silu.default", x)
+    return None
+
+
+def _full_reduction(node: Node, draft: Draft) -> Ref | None:
+    """``reduce(x, -1)`` followed by a reshape that only restores the dimension is ``keepdim=True``."""
+    source, shape = node.args[0], node.metas[0].shape if node.metas[0] else None
+    made_by = {item.name: item for item in draft.nodes}
+    reduced = made_by.get(source.name) if isinstance(source, Ref) else None
+    if reduced is None or reduced.bare_op not in {"sum", "mean", "amax", "amin"} or len(reduced.args) < 2:
+        return None
+    x, dims = reduced.args[0], reduced.args[1]
+    trailing = _trailing(draft.metas[x.name], dims) if isinstance(dims, int | tuple) else None
+    kept = len(reduced.args) > 2 and reduced.args[2] is True
+    if trailing is None or kept or reduced.kwargs:
+        return None
+    full = draft.metas[x.name].shape
+    if shape != full[: -len(trailing)] + (1,) * len(trailing) or math.prod(full) == 0:
+        return None
+    return draft.emit(node, node.bare_op + "_kept", reduced.op.removeprefix("aten."), x, trailing, True)
+
+
+DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
+    "softmax": _softmax,
+    "_softmax": _softmax,
+    "log_softmax": _softmax,
+    "_log_softmax": _softmax,
+    "logsumexp": _logsumexp,
+    "linalg_vector_norm": _vector_norm,
+    "glu": _glu,
+    "layer_norm": _layer_norm,
+    "native_layer_norm": _native_first(_layer_norm),
+    "rms_norm": _rms_norm,
+    "batch_norm": _batch_norm,
+    "_native_batch_norm_legit_no_training": _native_first(_batch_norm),
+    "instance_norm": _instance_norm,
+    "group_norm": _group_norm,
+    "mul": _silu_parts,
+    "unsqueeze": _full_reduction,
+    "view": _full_reduction,
+    "getitem": _getitem,
+}
