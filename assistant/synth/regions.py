@@ -240,11 +240,12 @@ def _inputs(
     for node in nodes:
         missing = columns if node.name in dropped else 0
         product = next((item for item in products if item.node is node), None)
+        reads = 0 if reduced_dims(node, facts.metas) else missing
         names = ([product.bias] if product.bias else []) if product else list(node.inputs())
         for name in names:
             if name in inside or name in facts.scalars:
                 continue
-            operand = align(name, facts.metas[name], shape, dropped=missing, fixed=name in facts.fixed)
+            operand = align(name, facts.metas[name], shape, dropped=reads, fixed=name in facts.fixed)
             if operand is None or found.setdefault(name, operand) != operand:
                 return None
         inner = align(node.name, node.meta, shape, dropped=missing)

@@ -70,6 +70,7 @@ def test_reductions_without_keepdim(check):
     check(Function(lambda _, x: x.relu().mean(-1) * 2 + 1), torch.randn(4, 5, 77))
     check(Function(lambda _, x: x * x.mean(-1).unsqueeze(-1)), torch.randn(4, 5, 77))
     check(Function(lambda _, x: (x * 2).amax((-1, -2))), torch.randn(4, 3, 7, 9))
+    check(Function(lambda _, x: x.mean((2, 3)).tanh()), torch.randn(4, 3, 7, 9), kernels=["mean_tanh"])
 
 
 def test_global_average_pool_and_gate(check):
