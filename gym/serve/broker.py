@@ -14,7 +14,6 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from celery import Celery
-from redis.asyncio import Redis
 
 from drk.gym.serve.settings import PRIORITIES
 
@@ -84,7 +83,7 @@ def _lists(queues: Sequence[str]) -> list[str]:
     return [KEY_PREFIX + (f"{queue}{SEPARATOR}{step}" if step else queue) for queue in queues for step in steps]
 
 
-async def message_count(redis: Redis[str], queues: Sequence[str]) -> int:
+async def message_count(redis: Any, queues: Sequence[str]) -> int:
     """Return how many messages wait in ``queues`` or are held by workers."""
     pipeline = redis.pipeline(transaction=False)
     for name in _lists(queues):
@@ -93,7 +92,7 @@ async def message_count(redis: Redis[str], queues: Sequence[str]) -> int:
     return sum(await pipeline.execute())
 
 
-async def jobs_with_messages(redis: Redis[str], queues: Sequence[str]) -> set[str]:
+async def jobs_with_messages(redis: Any, queues: Sequence[str]) -> set[str]:
     """Return the ids of all jobs that have a message somewhere. Reads every message: for repair only."""
     texts: list[str] = []
     for name in _lists(queues):

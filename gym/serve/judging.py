@@ -18,7 +18,7 @@ from typing import Any
 from drk.gym.draft import UNJUDGED_KINDS
 from drk.gym.engine import Gym
 from drk.gym.errors import BundleError, HostError, TaskError
-from drk.gym.graph import Graph
+from drk.gym.graph import graph_from_json
 from drk.gym.graph_cost import graph_cost
 from drk.gym.schema import Candidate, Failure, Task, Verdict
 from drk.gym.serve.jobs import Fault, Outcome
@@ -118,7 +118,7 @@ class Bench:
         """Return what is known of the reference without timing it: shapes, graph, estimated traffic and FLOPs."""
         inspection = await self._gym.inspect(task)
         graph = await self._gym.capture(task)
-        cost = graph_cost(Graph.from_json(graph))
+        cost = graph_cost(graph_from_json(graph))
         return {
             "inspection": asdict(inspection),
             "graph": graph,

@@ -30,7 +30,7 @@ class Ledger:
     """One worker's entries. ``stop`` ends the retries of a process that is about to leave."""
 
     def __init__(self, url: str, worker_id: str) -> None:
-        self.redis: Redis[str] = Redis.from_url(
+        self.redis: Any = Redis.from_url(
             url, decode_responses=True, socket_connect_timeout=3, socket_timeout=15, health_check_interval=15
         )
         self.worker_id = worker_id
@@ -51,8 +51,7 @@ class Ledger:
     def claim(self, job_id: str) -> tuple[str, dict[str, str]]:
         """Try to become the one who runs this job; return a verb (:data:`.scripts.CLAIM`) and the job's fields."""
         claim = secrets.token_hex(8)
-        args = [job_id, self.worker_id, claim, clock(), MAX_DEATHS]
-        answer = self._insist(lambda: self._claim(args=[*args[:3], clock(), args[4]]))
+        answer = self._insist(lambda: self._claim(args=[job_id, self.worker_id, claim, clock(), MAX_DEATHS]))
         flat = list(answer[1:])
         return str(answer[0]), dict(zip(flat[::2], flat[1::2], strict=True))
 
@@ -63,7 +62,7 @@ class Ledger:
         now = clock()
         result = json.dumps(outcome.to_json(fields, self.worker_id, now))
         keep = outcome.verdict is not None and outcome.verdict["status"] != "error" and fields.get("cache")
-        args = [
+        args: list[Any] = [
             fields["id"],
             outcome.state,
             result,
@@ -77,7 +76,8 @@ class Ledger:
 
     def task(self, task_id: str) -> str | None:
         """Return a task's JSON, or null when it is gone."""
-        return self._insist(lambda: self.redis.get(scripts.task_key(task_id)))
+        text: str | None = self._insist(lambda: self.redis.get(scripts.task_key(task_id)))
+        return text
 
     def beat(self, facts: Mapping[str, str], jobs: Iterable[str]) -> set[str]:
         """Say that this worker lives and holds ``jobs``; return those of them that are to be cancelled.

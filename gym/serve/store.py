@@ -29,8 +29,11 @@ class Admission:
     per_minute: int
 
 
-def connect(url: str) -> Redis[str]:
-    """Return a client that retries briefly; connections are made when they are needed."""
+def connect(url: str) -> Any:
+    """Return a client that retries briefly; connections are made when they are needed.
+
+    Clients are typed as Any throughout: redis-py types every reply as the union over all protocols and options.
+    """
     retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 4)
     return Redis.from_url(
         url, decode_responses=True, retry=retry, socket_connect_timeout=3, socket_timeout=30, health_check_interval=15
@@ -40,7 +43,7 @@ def connect(url: str) -> Redis[str]:
 class Store:
     """Jobs and results in Redis."""
 
-    def __init__(self, redis: Redis[str]) -> None:
+    def __init__(self, redis: Any) -> None:
         self.redis = redis
         self._submit = redis.register_script(scripts.SUBMIT)
         self._finish = redis.register_script(scripts.FINISH)
@@ -91,11 +94,13 @@ class Store:
 
     async def job(self, job_id: str) -> dict[str, str]:
         """Return a job's fields; empty when there is no such job."""
-        return await self.redis.hgetall(scripts.job_key(job_id))
+        found: dict[str, str] = await self.redis.hgetall(scripts.job_key(job_id))
+        return found
 
     async def owner(self, job_id: str) -> str | None:
         """Return whose job it is, or null."""
-        return await self.redis.hget(scripts.job_key(job_id), "owner")
+        found: str | None = await self.redis.hget(scripts.job_key(job_id), "owner")
+        return found
 
     async def results(self, job_ids: Sequence[str]) -> list[dict[str, Any] | None]:
         """Return results in order; null where there is none (yet)."""
@@ -119,7 +124,8 @@ class Store:
 
     async def batch(self, batch_id: str) -> dict[str, str]:
         """Return a batch's owner, total and finished; empty when there is none."""
-        return await self.redis.hgetall(scripts.batch_meta_key(batch_id))
+        found: dict[str, str] = await self.redis.hgetall(scripts.batch_meta_key(batch_id))
+        return found
 
     async def workers(self) -> dict[str, dict[str, str]]:
         """Return the heartbeat of every worker that is alive; names of dead ones are dropped on the way."""

@@ -17,14 +17,18 @@ import os
 import secrets
 import signal
 import socket
+import sys
 import threading
 import time
+import warnings
 from collections.abc import Coroutine, Mapping
 from typing import Any, TypeVar
 
+from celery.exceptions import SecurityWarning
 from redis.exceptions import RedisError
 
 from drk.gym.engine import Gym
+from drk.gym.errors import HostError
 from drk.gym.sandbox import protect_process
 from drk.gym.sandbox.syscalls import PR_SET_PDEATHSIG, prctl
 from drk.gym.serve.broker import TASK_NAME, make_celery, queue_name
@@ -166,13 +170,24 @@ def gym_settings(settings: WorkerSettings) -> GymSettings:
     )
 
 
+async def warm_up(gym: Gym) -> None:
+    """Start the Gym and one Runner, so that a worker that says that it lives can work.
+
+    Raises:
+        HostError: the device, or the sandbox level that was asked for, is not to be had here.
+    """
+    await gym.__aenter__()
+    runner = await gym.start_runner("candidate", {"candidate.py": b""})
+    await runner.close()
+
+
 def serve(settings: WorkerSettings) -> None:
     """Work until told to stop."""
     worker_id = f"{socket.gethostname()}-{os.getpid()}-{secrets.token_hex(4)}"
     ledger = Ledger(settings.redis_url, worker_id)
     loop = Loop()
     gym = Gym(gym_settings(settings))
-    loop.submit(gym.__aenter__()).result()
+    loop.submit(warm_up(gym)).result()
     worker = Worker(settings, ledger, loop, gym)
     heart = threading.Thread(target=worker.beat_forever, name="heart", daemon=True)
     heart.start()
@@ -218,7 +233,13 @@ def main() -> None:
         if os.getppid() != settings.parent:
             return
     configure_logging("worker")
-    serve(settings)
+    # Only JSON is accepted, so Celery's warning about pickle and uid 0 has no ground.
+    warnings.filterwarnings("ignore", category=SecurityWarning)
+    try:
+        serve(settings)
+    except HostError as error:
+        LOG.error("cannot work here", extra={"cause": error.message, "help": error.help})  # noqa: TRY400 - no fault
+        sys.exit(2)
 
 
 if __name__ == "__main__":

@@ -1,0 +1,163 @@
+"""Native routes under ``/v1``: evaluations, profiles, batches with server-sent events, results, cancelling."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Header, Path, Query, Request, Response
+from fastapi.responses import StreamingResponse
+
+from drk.gym.serve import scripts
+from drk.gym.serve.api import Evaluator, Front, Profiler, Who, error_responses
+from drk.gym.serve.bodies import BatchBody, EvaluationBody, Options, ProfileBody
+from drk.gym.serve.desk import Desk, Item
+from drk.gym.serve.jobs import TERMINAL, make_id
+from drk.gym.serve.refusals import Refusal
+from drk.gym.serve.tokens import Principal
+
+router = APIRouter(prefix="/v1", tags=["native"])
+JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
+Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for the result.")]
+SUBMIT_ERRORS = error_responses("invalid_request", "queue_full", "quota_exceeded", "rate_limited", "draining")
+READ_ERRORS = error_responses("invalid_request", "not_found")
+BEAT_S = 15.0
+PAGE = 200
+
+
+def _answer(response: Response, job_id: str, result: dict[str, Any] | None, state: str = "waiting") -> dict[str, Any]:
+    """Return a job's public form; 202 while it is not finished."""
+    if result is not None:
+        return result
+    response.status_code = 202
+    response.headers["Location"] = f"/v1/evaluations/{job_id}"
+    return {"job_id": job_id, "state": state, "verdict": None, "report": None, "error": None}
+
+
+@router.post("/evaluations", responses={202: {"description": "Accepted, not finished yet."}, **SUBMIT_ERRORS})
+async def submit_evaluation(body: EvaluationBody, who: Evaluator, desk: Front, response: Response) -> dict[str, Any]:
+    """Judge one candidate; answers 200 with the result, or 202 with the job when ``wait_s`` was too short."""
+    task = await asyncio.to_thread(desk.read_task, body.task)
+    item = Item("evaluation", task, desk.read_candidate(body.candidate))
+    (job_id,) = await desk.submit(who, [item], body)
+    return _answer(response, job_id, await desk.wait(job_id, body.wait_s))
+
+
+@router.post("/profiles", responses={202: {"description": "Accepted, not finished yet."}, **SUBMIT_ERRORS})
+async def submit_profile(body: ProfileBody, who: Profiler, desk: Front, response: Response) -> dict[str, Any]:
+    """Look at a task's reference: shapes, graph, estimated cost."""
+    task = await asyncio.to_thread(desk.read_task, body.task)
+    (job_id,) = await desk.submit(who, [Item(body.what, task, None)], body)
+    return _answer(response, job_id, await desk.wait(job_id, body.wait_s))
+
+
+@router.get("/evaluations/{job_id}", responses={202: {"description": "Not finished yet."}, **READ_ERRORS})
+@router.get("/profiles/{job_id}", responses={202: {"description": "Not finished yet."}, **READ_ERRORS})
+async def get_job(job_id: JobId, who: Who, desk: Front, response: Response, wait_s: Wait = 0.0) -> dict[str, Any]:
+    """Return a job's result, or its state."""
+    fields = await desk.visible(who, job_id)
+    return _answer(response, job_id, await desk.wait(job_id, wait_s), fields["state"])
+
+
+@router.delete("/evaluations/{job_id}", responses=READ_ERRORS)
+@router.delete("/profiles/{job_id}", responses=READ_ERRORS)
+async def cancel_job(job_id: JobId, who: Who, desk: Front) -> dict[str, Any]:
+    """Cancel a job: one that waits never starts, one that runs is ended."""
+    state = await desk.cancel(who, job_id)
+    return {"job_id": job_id, "was": state, "cancelled": state not in TERMINAL}
+
+
+# --- batches -------------------------------------------------------------------------------------------------
+
+
+@router.post("/batches", status_code=202, responses=SUBMIT_ERRORS)
+async def submit_batch(body: BatchBody, who: Evaluator, desk: Front) -> dict[str, Any]:
+    """Accept many evaluations, all or none."""
+    if len(body.items) > desk.settings.batch_limit:
+        raise Refusal("invalid_request", f"a batch has at most {desk.settings.batch_limit} items")
+    items = await asyncio.to_thread(_read_items, desk, body)
+    nonce = body.idempotency_key or secrets.token_hex(16)
+    batch = make_id(who.name, nonce, "batch")
+    options = Options(**{**body.model_dump(include=set(Options.model_fields)), "idempotency_key": nonce})
+    ids = await desk.submit(who, items, options, batch=batch)
+    return {"batch_id": batch, "total": len(ids), "job_ids": ids, "events": f"/v1/batches/{batch}/events"}
+
+
+def _read_items(desk: Desk, body: BatchBody) -> list[Item]:
+    tasks = {name: desk.read_task(data) for name, data in body.tasks.items()}
+    for row in body.items:
+        if row.task not in tasks:
+            raise Refusal("invalid_request", f"items: there is no task {row.task!r} in this batch")
+    return [Item("evaluation", tasks[row.task], desk.read_candidate(row.candidate)) for row in body.items]
+
+
+async def _visible_batch(desk: Desk, who: Principal, batch_id: str) -> dict[str, str]:
+    meta = await desk.store.batch(batch_id)
+    if not meta or (meta.get("owner") != who.name and not who.may("read")):
+        raise Refusal("not_found", f"there is no batch {batch_id!r}")
+    return meta
+
+
+@router.get("/batches/{batch_id}", responses=READ_ERRORS)
+async def get_batch(batch_id: JobId, who: Who, desk: Front) -> dict[str, Any]:
+    """Say how far a batch is."""
+    meta = await _visible_batch(desk, who, batch_id)
+    total, finished = int(meta["total"]), int(meta["finished"])
+    return {"batch_id": batch_id, "total": total, "finished": finished, "done": finished >= total}
+
+
+@router.get(
+    "/batches/{batch_id}/events",
+    response_class=StreamingResponse,
+    responses={200: {"content": {"text/event-stream": {}}}, **READ_ERRORS},
+)
+async def batch_events(
+    batch_id: JobId,
+    who: Who,
+    desk: Front,
+    request: Request,
+    last_event_id: Annotated[str | None, Header(pattern=r"^\d{1,20}-\d{1,20}$")] = None,
+) -> StreamingResponse:
+    """Stream results as they come: events ``result`` and, when all are there, ``end``.
+
+    An event's id goes into ``Last-Event-ID`` to go on after a broken connection.
+    """
+    meta = await _visible_batch(desk, who, batch_id)
+    events = _events(desk, batch_id, int(meta["total"]), last_event_id or "0-0", request)
+    return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-store"})
+
+
+async def _events(desk: Desk, batch_id: str, total: int, last: str, request: Request) -> AsyncIterator[str]:
+    stream = scripts.batch_key(batch_id)
+    redis = desk.store.redis
+    sent = 0 if last == "0-0" else len(await redis.xrange(stream, "-", last))
+    while sent < total:
+        answer = await redis.xread({stream: last}, count=PAGE, block=int(BEAT_S * 1000))
+        entries = answer[0][1] if answer else []
+        results = await desk.store.results([fields["job"] for _, fields in entries])
+        for (last, fields), result in zip(entries, results, strict=True):  # noqa: PLR1704 - where to go on from
+            sent += 1
+            data = json.dumps({"index": int(fields["index"]), "finished": sent, "total": total, "result": result})
+            yield f"id: {last}\nevent: result\ndata: {data}\n\n"
+        if not entries:
+            yield ": still working\n\n"
+        if await request.is_disconnected():
+            return
+    yield f"event: end\ndata: {json.dumps({'total': total})}\n\n"
+
+
+@router.delete("/batches/{batch_id}", responses=READ_ERRORS)
+async def cancel_batch(batch_id: JobId, who: Evaluator, desk: Front) -> dict[str, Any]:
+    """Cancel what is left of a batch."""
+    meta = await _visible_batch(desk, who, batch_id)
+    if meta.get("owner") != who.name and not who.may("admin"):
+        raise Refusal("forbidden", "only its owner or an admin may cancel a batch")
+    cancelled = 0
+    for name in (scripts.WAITING, scripts.RUNNING):
+        for job_id in await desk.store.redis.zrange(name, 0, -1):
+            if await desk.store.redis.hget(scripts.job_key(job_id), "batch") == batch_id:
+                cancelled += await desk.cancel(who, job_id) not in TERMINAL
+    return {"batch_id": batch_id, "cancelled": cancelled}
