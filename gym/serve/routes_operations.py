@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Depends, Response
@@ -73,12 +74,18 @@ async def metrics(_: Annotated[Principal, Depends(with_scope("metrics"))], desk:
 async def status(who: Who, desk: Front) -> dict[str, Any]:
     """Workers, queue, and the caller's own open jobs."""
     workers = await desk.store.workers()
-    shown = ("class", "device", "gpu", "sandbox", "host", "pid", "slots", "started_at", "jobs")
+    shown = ("class", "device", "gpu", "sandbox", "host", "pid", "slots", "started_at")
     mine = await desk.store.redis.hget(scripts.OPEN, who.name)
+    rows: list[dict[str, Any]] = [
+        {"id": name, **{key: beat.get(key, "") for key in shown}} for name, beat in workers.items()
+    ]
+    for row, beat in zip(rows, workers.values(), strict=True):
+        row["facts"] = json.loads(beat.get("facts") or "{}")
+        row["jobs"] = json.loads(beat.get("jobs") or "[]")
     return {
         **await health_of(desk),
         "you": {"name": who.name, "scopes": sorted(who.scopes), "open": int(mine or 0)},
-        "worker_list": [{"id": name, **{key: beat.get(key, "") for key in shown}} for name, beat in workers.items()],
+        "worker_list": rows,
     }
 
 

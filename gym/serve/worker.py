@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import json
 import logging
 import os
 import secrets
@@ -79,6 +80,7 @@ class Worker:
             "class": settings.device_class,
             "device": settings.device,
             "gpu": str(gym.device_facts.get("gpu") or ""),
+            "facts": json.dumps(gym.device_facts),
             "sandbox": settings.sandbox,
             "host": socket.gethostname(),
             "pid": str(os.getpid()),
