@@ -24,7 +24,7 @@ Event = dict[str, Any]
 EventSink = Callable[[Event], None]
 
 EVENTS: Mapping[str, str] = {
-    "started": "run_dir, task {name, id, target}, turns, samples, max_time_s, resumed",
+    "started": "run_dir, task {name, id, target}, turns, samples, max_time_s, proposer, endpoint, resumed",
     "baseline": "device, inputs [{path, shape, dtype}], reduced (for the interpreter): the reference was run once",
     "captured": "nodes: operations in the graph, or null with reason",
     "proposed": "turn, candidates [{number, id, proposer, note, parent}]: written before any of them is judged",

@@ -23,13 +23,14 @@ from typing import Any, Protocol
 import drk.gym.schema
 from drk.assistant.artefact import Artefact, SourceFile, build_artefact
 from drk.assistant.artefact_record import ArtefactError
+from drk.assistant.budget import Budget, Spending, accepted_wins
 from drk.assistant.episode import Episode, Turn
 from drk.assistant.errors import EnvironmentFault, UsageError
 from drk.assistant.events import Event, EventSink, make_event
 from drk.assistant.outcome import Outcome, decide, estimate, result_json
 from drk.assistant.proposers import Proposer
 from drk.assistant.runs import Run, create_run
-from drk.assistant.search import Budget, Found, Judge, Search, until_stopped
+from drk.assistant.search import Advice, Found, Judge, Search, until_stopped
 from drk.assistant.source_edit import added_lines
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.devices import DeviceFacts, device_facts
@@ -70,6 +71,7 @@ class Plan:
     judging: Mapping[str, Any] = field(default_factory=dict)
     cache_dir: Path | None = None
     measure_words: Sequence[str] = ()
+    advice: Advice = field(default_factory=Advice)
 
 
 @dataclass(frozen=True)
@@ -133,7 +135,7 @@ async def optimize(
     stop = stop or asyncio.Event()
     with run.locked():
         session = _Session(plan, run, emit)
-        session.tell(_started(plan, run))
+        session.tell(_started(plan, run, proposer))
         hardware = hardware_facts(gym.device_facts, plan.target)
         search = Search(
             run,
@@ -145,18 +147,19 @@ async def optimize(
             emit=emit,
             stop=stop,
             on_gpu=gym.device_facts.get("gpu") is not None,
+            advice=plan.advice,
         )
         try:
             graph = await until_stopped(session.look(gym), stop)
         except TimeoutError:
             found = Found(Episode(task_id(plan.task)), "interrupted", interrupted=True)
-            return session.finish(decide(found), None, hardware)
+            return session.finish(decide(found), None, hardware, search.spending())
         found = await search.turns(graph, hardware)
         if found.host_errors and not found.episode.turns:
             raise EnvironmentFault(
                 "no candidate could be judged", cause=found.host_errors[0], help=f"drk optimize --resume {run.name}"
             )
-        return session.finish(decide(found), graph, hardware)
+        return session.finish(decide(found), graph, hardware, search.spending())
 
 
 class _Session:
@@ -194,7 +197,7 @@ class _Session:
         self.tell(make_event("captured", nodes=len(graph.nodes), reason=None))
         return graph
 
-    def finish(self, outcome: Outcome, graph: Graph | None, hardware: DeviceFacts) -> Answer:
+    def finish(self, outcome: Outcome, graph: Graph | None, hardware: DeviceFacts, spending: Spending) -> Answer:
         """Write artefact and result."""
         artefact, reason = self._artefact(outcome, graph)
         result = result_json(
@@ -206,6 +209,7 @@ class _Session:
             estimated=estimate(outcome.best, graph, hardware),
             measure_command=self._measure_command(outcome.best),
         )
+        result["spending"] = spending.to_json(accepted_wins(outcome.episode.turns))
         self._run.record_result(result)
         event = make_event("finished", status=outcome.status, reason=outcome.reason, interrupted=outcome.interrupted)
         self.tell(event)
@@ -294,7 +298,7 @@ def _gym_digest() -> str:
     return digest.hexdigest()[:16]
 
 
-def _started(plan: Plan, run: Run) -> Event:
+def _started(plan: Plan, run: Run, proposer: Proposer) -> Event:
     task = plan.task
     return make_event(
         "started",
@@ -303,5 +307,7 @@ def _started(plan: Plan, run: Run) -> Event:
         turns=plan.budget.turns,
         samples=plan.budget.samples,
         max_time_s=plan.budget.max_time_s,
+        proposer=proposer.name,
+        endpoint=getattr(proposer, "endpoint", None),
         resumed=any(event.get("event") == "started" for event in run.events()),
     )

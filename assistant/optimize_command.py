@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import shlex
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -23,37 +24,56 @@ import typer
 from drk.assistant.apply import apply_artefact
 from drk.assistant.artefact import SourceFile
 from drk.assistant.atomic_write import write_atomically
+from drk.assistant.budget import Budget
 from drk.assistant.console import Console, Progress, console_from
 from drk.assistant.errors import TargetError, UsageError
 from drk.assistant.events import Event
 from drk.assistant.intake import locate, resolve_target, split_target
+from drk.assistant.model_options import (
+    BaseUrl,
+    BuiltinFirst,
+    FromFile,
+    Hint,
+    MaxCost,
+    MaxGpuSeconds,
+    ModelOption,
+    model_settings,
+    proposer_for,
+    settings_from_json,
+    settings_json,
+)
 from drk.assistant.optimize import Answer, Plan, begin_run, recorded_source
 from drk.assistant.optimize import optimize as search_and_write
-from drk.assistant.proposers import make_proposer
-from drk.assistant.runs import LATEST, Run, open_run
-from drk.assistant.search import Budget
+from drk.assistant.proposers import Proposer, opened
+from drk.assistant.replay import read_recording
+from drk.assistant.runs import ADVICE, LATEST, Run, open_run
+from drk.assistant.search import Advice
 from drk.assistant.settings import Settings, load_settings
 from drk.assistant.summary import event_line, progress_text, summary
-from drk.gym.schema import Task
+from drk.gym.schema import Candidate, Task
 from drk.gym.settings import GymSettings
 
 SAMPLES = 4
 _KEPT = ("device", "target", "sandbox", "seeds", "turns", "max_time_s", "model")
 
+_Inputs = Annotated[
+    list[str] | None, typer.Option("--input", help="A call argument, such as 'x=f32[128,1024]'; repeatable.")
+]
+_Init = Annotated[
+    list[str] | None, typer.Option("--init", help="A constructor argument, such as 'dim=1024'; repeatable.")
+]
+_Factory = Annotated[
+    bool | None, typer.Option("--factory/--no-factory", help="The named function returns a module, or does not.")
+]
+
 
 def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ctx: typer.Context,
     target: Annotated[str | None, typer.Argument(help="model.py, model.py:Class, ...; with --resume a run.")] = None,
-    inputs: Annotated[
-        list[str] | None, typer.Option("--input", help="A call argument, such as 'x=f32[128,1024]'; repeatable.")
-    ] = None,
-    init: Annotated[
-        list[str] | None, typer.Option("--init", help="A constructor argument, such as 'dim=1024'; repeatable.")
-    ] = None,
+    inputs: _Inputs = None,
+    init: _Init = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
-    factory: Annotated[
-        bool | None, typer.Option("--factory/--no-factory", help="The named function returns a module, or does not.")
-    ] = None,
+    factory: _Factory = None,
     state_dict: Annotated[Path | None, typer.Option(help="Trained weights for the reference.")] = None,
     precision: Annotated[str | None, typer.Option(help="match, strict, tf32 or bf16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda:N or interpret.")] = None,
@@ -61,7 +81,14 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     turns: Annotated[int | None, typer.Option(help="Propose-judge turns at most.")] = None,
     samples: Annotated[int | None, typer.Option(min=1, max=64, help="Candidates in each turn (default 4).")] = None,
     max_time: Annotated[float | None, typer.Option("--max-time", help="Budget in seconds.")] = None,
-    model: Annotated[str | None, typer.Option(help="Who proposes: builtin, or replay:FILE.")] = None,
+    model: Annotated[str | None, typer.Option(help="builtin, openai:NAME, a checkpoint's folder, replay:FILE.")] = None,
+    base_url: BaseUrl = None,
+    model_option: ModelOption = None,
+    builtin_first: BuiltinFirst = None,
+    hint: Hint = None,
+    from_file: FromFile = None,
+    max_cost: MaxCost = None,
+    max_gpu_seconds: MaxGpuSeconds = None,
     seeds: Annotated[int | None, typer.Option(help="Secret input draws.")] = None,
     sandbox: Annotated[str | None, typer.Option(help="strict, standard or basic.")] = None,
     runs_dir: Annotated[Path | None, typer.Option(help="Where run folders go (default .drk/runs).")] = None,
@@ -85,7 +112,39 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """
     flags = _flags(precision, device, arch, turns, max_time, model, seeds, sandbox, runs_dir)
     asked = {"inputs": inputs or [], "init": init or [], "mode": mode, "factory": factory}
-    _run(ctx, _Request(target, flags, asked, state_dict, samples, resume, write, events, output, out_file))
+    told = _Told(base_url, model_option or (), builtin_first, hint or (), from_file or (), max_cost, max_gpu_seconds)
+    _run(ctx, _Request(target, flags, asked, state_dict, samples, resume, write, events, output, out_file, told))
+
+
+@dataclass(frozen=True)
+class _Told:
+    """What the command line says about models, advice and money; null where it says nothing."""
+
+    base_url: str | None
+    options: Sequence[str]
+    builtin_first: bool | None
+    hints: Sequence[str]
+    files: Sequence[Path]
+    max_cost_usd: float | None
+    max_gpu_s: float | None
+
+    def resolve(self, kept: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what holds, as a run's configuration keeps it: ``kept`` is of an earlier start, and flags win."""
+        known = settings_from_json(kept.get("model_settings", {}))
+        settings = known
+        if not kept or self.base_url or self.options or self.max_cost_usd is not None:
+            cost = known.max_cost_usd if self.max_cost_usd is None else self.max_cost_usd
+            settings = model_settings(self.base_url or known.base_url, self.options, cost, known=known)
+        return {
+            "model_settings": settings_json(settings),
+            "builtin_first": kept.get("builtin_first", True) if self.builtin_first is None else self.builtin_first,
+            "max_gpu_s": kept.get("max_gpu_s") if self.max_gpu_s is None else self.max_gpu_s,
+            "hints": [*kept.get("hints", ()), *self.hints],
+        }
+
+    def candidates(self) -> tuple[Candidate, ...]:
+        """Read the user's own candidates."""
+        return tuple(one for path in self.files for one in read_recording(path))
 
 
 @dataclass(frozen=True)
@@ -102,6 +161,7 @@ class _Request:
     events: Literal["jsonl"] | None
     output: Literal["text", "json"]
     out_file: Path | None
+    told: _Told
 
 
 def _flags(*values: Any) -> dict[str, Any]:
@@ -116,21 +176,36 @@ def _run(ctx: typer.Context, request: _Request) -> None:
     if request.resume:
         given = {name: request.flags[name] for name in _KEPT}
         run, plan, settings = _resume(request.target, settings, given, request.samples)
+        told = request.told.resolve({**run.config, **(run.advice or {})})
+        run.write(ADVICE, (json.dumps(told, indent=1) + "\n").encode())
     elif request.target is None:
         raise UsageError("no target is named", help="drk optimize model.py, or model.py:Class")
     else:
         samples = request.samples or SAMPLES
         plan = _plan(request.target, settings, request.asked, request.state_dict, samples)
-        make_proposer(settings.model)  # a wrong name is told before anything is written
-        config = {"target": request.target, **request.asked, "samples": samples, "settings": _kept(settings)}
+        told = request.told.resolve({})
+        _proposer(settings, told)  # what is wrong with it is told before anything is written
+        config = {"target": request.target, **request.asked, "samples": samples, "settings": _kept(settings), **told}
         run = begin_run(plan, settings.runs_dir, config)
-    answer = _search(console, plan, run, settings, request.events)
+    plan = _with_told(plan, told, request.told.candidates())
+    answer = _search(console, plan, run, settings, _proposer(settings, told), request.events)
     if request.out_file is not None:
         _write_output(request.out_file, answer)
     _print_answer(console, answer, request.events, request.output)
     if request.write:
         _write_to_source(console, answer)
     raise typer.Exit(answer.outcome.exit_code)
+
+
+def _with_told(plan: Plan, told: Mapping[str, Any], candidates: tuple[Candidate, ...]) -> Plan:
+    limits = {"max_cost_usd": told["model_settings"]["max_cost_usd"], "max_gpu_s": told["max_gpu_s"]}
+    advice = Advice(tuple(told["hints"]), candidates)
+    return replace(plan, budget=replace(plan.budget, **limits), advice=advice)
+
+
+def _proposer(settings: Settings, told: Mapping[str, Any]) -> Proposer:
+    model = settings_from_json(told["model_settings"])
+    return proposer_for(settings.model, model, builtin_first=told["builtin_first"])
 
 
 def _kept(settings: Settings) -> dict[str, Any]:
@@ -197,20 +272,26 @@ def _resume(
     return run, plan, settings
 
 
-def _search(console: Console, plan: Plan, run: Run, settings: Settings, events: Literal["jsonl"] | None) -> Answer:
+def _search(
+    console: Console,
+    plan: Plan,
+    run: Run,
+    settings: Settings,
+    proposer: Proposer,
+    events: Literal["jsonl"] | None,
+) -> Answer:
     from drk.gym.engine import Gym  # brings torch: not needed to say that a file is missing
 
     gym_settings = GymSettings(
         device=settings.device, target=settings.target, sandbox=settings.sandbox, seeds=settings.seeds
     )
-    proposer = make_proposer(settings.model)
     total = plan.budget.turns * plan.budget.samples
 
     async def work() -> Answer:
         stop = asyncio.Event()
         with _stopping(stop, console), console.progress(f"optimising {plan.task.target}", total) as progress:
             reporter = _Reporter(console, progress, events)
-            async with Gym(gym_settings) as gym:
+            async with opened(proposer), Gym(gym_settings) as gym:
                 return await search_and_write(plan, run, gym, proposer, emit=reporter.tell, stop=stop)
 
     return asyncio.run(work())

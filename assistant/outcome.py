@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from drk.assistant.episode import Episode, Turn, best_of_history, describe_gain, headline_interval, is_usable
+from drk.assistant.roofline import least_bytes, least_memory_us
 from drk.assistant.search import Found
 from drk.gym.devices import DeviceFacts
 from drk.gym.graph import Graph
@@ -112,13 +113,9 @@ def estimate(best: Turn | None, graph: Graph | None, hardware: DeviceFacts) -> E
     coverage = best.verdict.coverage_estimate
     if graph is None:
         return Estimate(coverage)
-    cost = graph_cost(graph)
-    metas = graph.metas()
-    results = {name for name, users in graph.users().items() if "output" in users}
-    inputs = {item.name for item in graph.placeholders}
-    least = sum(metas[name].size_bytes for name in results | inputs if name in metas)
+    cost, least = graph_cost(graph), least_bytes(graph)
     return Estimate(
-        coverage, cost.size_bytes, least, cost.flops, hardware.name, round(least / (hardware.bandwidth_gb_s * 1e3), 3)
+        coverage, cost.size_bytes, least, cost.flops, hardware.name, round(least_memory_us(graph, hardware), 3)
     )
 
 

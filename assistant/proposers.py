@@ -1,42 +1,52 @@
 """Proposers behind one interface: given task, graph, hardware and history, they give candidates.
 
-The loop cannot tell them apart. They are found by name: ``builtin`` (the fusion compiler of :mod:`drk.assistant.synth`)
-and ``replay:PATH`` (recorded candidates). ``ordered`` says whether what one call returns stands in order of expected
-gain: without a GPU nothing else tells accepted candidates apart, so the search may stop at the first one.
+The loop cannot tell them apart. Found by name: ``builtin`` (the fusion compiler of :mod:`drk.assistant.synth`),
+``openai:NAME``, ``vllm:FOLDER`` and ``transformers:FOLDER`` (language models, :mod:`drk.assistant.llm`), and
+``replay:PATH`` (recorded candidates or answers). ``ordered`` says whether what one call returns stands in order of
+expected gain: without a GPU nothing else tells accepted candidates apart, so the search may stop at the first one.
 
 A proposer is deterministic where it can be, keeps nothing between calls, and reads the history instead: a resumed run
-then goes on as the first would have. An empty list means that it has nothing more to offer.
-
-Left out so far: language models (``openai``, ``vllm``, ``transformers``).
+then goes on as the first would have. An empty list means that it has nothing more to offer. Those that hold something
+(connections, a server) have ``start`` and ``close``, which :func:`opened` calls.
 """
 
 from __future__ import annotations
 
 import asyncio
-import json
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from drk.assistant.episode import Turn
 from drk.assistant.errors import UsageError, did_you_mean
 from drk.gym.devices import DeviceFacts
-from drk.gym.errors import BundleError
 from drk.gym.graph import Graph
-from drk.gym.schema import Candidate, Task
-from drk.gym.wire import candidate_from_json, candidate_id
+from drk.gym.schema import Candidate, KernelRow, Task
+from drk.gym.wire import candidate_id
+
+if TYPE_CHECKING:
+    from drk.assistant.llm.model_settings import ModelSettings
 
 
 @dataclass(frozen=True)
 class ProposeContext:
-    """What a proposer may look at. ``graph`` is null where the module could not be captured."""
+    """What a proposer may look at. ``graph`` is null where the module could not be captured.
+
+    ``turn`` is the step to propose for (0: one after the history's last); ``folder`` the run's, where a proposer may
+    keep a journal of its own; ``hotspots`` the reference's measured kernels; ``hints`` what the user suggests.
+    """
 
     task: Task
     graph: Graph | None
     hardware: DeviceFacts
     history: tuple[Turn, ...] = ()
     limit: int = 4
+    turn: int = 0
+    folder: Path | None = None
+    hotspots: tuple[KernelRow, ...] = ()
+    hints: tuple[str, ...] = ()
 
     @property
     def seen(self) -> frozenset[str]:
@@ -75,64 +85,51 @@ class BuiltinProposer:
         return [one for one in found if candidate_id(one) not in context.seen][: context.limit]
 
 
-class ReplayProposer:
-    """Gives recorded candidates in their order, each once.
-
-    ``path`` is one ``.py`` file, a folder of them (a run's ``candidates/`` too), or a ``.jsonl`` file with one
-    candidate of the wire form in each line.
-    """
+class SeededProposer:
+    """Begins with another proposer's candidates and goes on with ``then``; that one begins where there are none."""
 
     ordered = False
 
-    def __init__(self, path: Path) -> None:
-        self.name = f"replay:{path}"
-        self._candidates = _read_candidates(path)
+    def __init__(self, first: Proposer, then: Proposer) -> None:
+        self.name = then.name
+        self.endpoint: str | None = getattr(then, "endpoint", None)
+        self._first = first
+        self._then = then
+
+    async def start(self) -> None:
+        """Start both."""
+        for one in (self._first, self._then):
+            await _call_if_there(one, "start")
+
+    async def close(self) -> None:
+        """Close both."""
+        for one in (self._first, self._then):
+            await _call_if_there(one, "close")
 
     async def propose(self, context: ProposeContext) -> list[Candidate]:
-        """Return the first recorded candidates that were not judged yet."""
-        return [one for one in self._candidates if candidate_id(one) not in context.seen][: context.limit]
+        """Return the first proposer's candidates while nothing was judged yet, else the other's."""
+        found = [] if context.history else await self._first.propose(context)
+        return found or await self._then.propose(context)
 
 
-def _read_candidates(path: Path) -> list[Candidate]:
-    """Read recorded candidates.
+@contextlib.asynccontextmanager
+async def opened(proposer: Proposer) -> AsyncIterator[Proposer]:
+    """Start ``proposer`` where it can be started, and close it at the end.
 
     Raises:
-        UsageError: nothing there, or not of a known form; names the file and the line.
+        DrkError: it cannot be started; names the setting.
     """
-    if path.is_dir():
-        files = sorted(path.glob("*.py")) or sorted((path / "candidates").glob("*.py"))
-        if not files:
-            raise UsageError(f"no candidates in {path}", help="a folder of .py files, or a run's folder, is expected")
-        return [_read_source(file) for file in files]
-    if path.suffix == ".py":
-        return [_read_source(path)]
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read candidates from {path}", cause=str(error)) from error
-    candidates = []
-    for number, line in enumerate(lines, 1):
-        if line.strip():
-            try:
-                candidates.append(candidate_from_json(json.loads(line)))
-            except (ValueError, BundleError) as error:
-                raise UsageError("not a candidate", file=str(path), line=number, cause=str(error)) from error
-    if not candidates:
-        raise UsageError(f"no candidates in {path}", help="one JSON object a line is expected: {'source': ...}")
-    return candidates
+        await _call_if_there(proposer, "start")
+        yield proposer
+    finally:
+        await _call_if_there(proposer, "close")
 
 
-def _read_source(path: Path) -> Candidate:
-    try:
-        return Candidate(path.read_text(encoding="utf-8"), proposer="replay", note=path.name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise UsageError(f"cannot read the candidate {path}", cause=str(error)) from error
-
-
-def _replay(argument: str) -> Proposer:
-    if not argument:
-        raise UsageError("replay needs a file", help="--model replay:candidates.jsonl")
-    return ReplayProposer(Path(argument))
+async def _call_if_there(proposer: Proposer, name: str) -> None:
+    method: Callable[[], Awaitable[None]] | None = getattr(proposer, name, None)
+    if method is not None:
+        await method()
 
 
 def _builtin(argument: str) -> Proposer:
@@ -141,18 +138,44 @@ def _builtin(argument: str) -> Proposer:
     return BuiltinProposer()
 
 
+def _replay(argument: str) -> Proposer:
+    if not argument:
+        raise UsageError("replay needs a file", help="--model replay:candidates.jsonl")
+    from drk.assistant.replay import ReplayProposer
+
+    return ReplayProposer(Path(argument))
+
+
 PROPOSERS: Mapping[str, Callable[[str], Proposer]] = {"builtin": _builtin, "replay": _replay}
 """Makers by name; each is given what stands behind the colon."""
+MODELS = ("openai", "vllm", "transformers")
+"""Names of language models; what stands behind the colon is the model's name, or a checkpoint's folder."""
 
 
-def make_proposer(name: str) -> Proposer:
-    """Return the proposer that ``name`` (``builtin``, ``replay:FILE``) stands for.
+def make_proposer(name: str, settings: ModelSettings | None = None) -> Proposer:
+    """Return the proposer that ``name`` stands for: ``builtin``, ``replay:FILE``, ``openai:NAME``, a folder, ...
+
+    Args:
+        name: a proposer's name with its argument behind a colon, or the folder of a checkpoint.
+        settings: how a language model is asked; null for the usual.
 
     Raises:
         UsageError: unknown name, or its argument is wrong.
+        ModelFault: a language model that cannot be asked: no key, no extra, no checkpoint.
     """
     head, _, argument = name.partition(":")
-    if head not in PROPOSERS:
-        known = ", ".join(PROPOSERS)
-        raise UsageError(f"unknown proposer {head!r}", help=did_you_mean(head, PROPOSERS) or f"known are: {known}")
-    return PROPOSERS[head](argument)
+    if head in PROPOSERS:
+        return PROPOSERS[head](argument)
+    if is_model(name):
+        from drk.assistant.llm.factory import make_model  # brings pydantic and jinja2
+
+        return make_model(name, settings)
+    known = (*PROPOSERS, *MODELS)
+    raise UsageError(
+        f"unknown proposer {head!r}", help=did_you_mean(head, known) or f"known are: {', '.join(known)}, or a folder"
+    )
+
+
+def is_model(name: str) -> bool:
+    """Say whether ``name`` names a language model."""
+    return name.partition(":")[0] in MODELS or (Path(name) / "config.json").is_file()

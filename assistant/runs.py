@@ -7,6 +7,8 @@
     events.jsonl        what happened, one line an event
     candidates/NNN.py   proposed sources, written before they are judged
     verdicts/NNN.json   their verdicts
+    calls.jsonl         calls of language models with their answers
+    advice.json         what a resumed run was told since
     result.json         the answer
     lock                held while a process works on the run
 
@@ -46,6 +48,8 @@ from drk.gym.wire import (
 )
 
 LATEST = "latest"
+ADVICE = "advice.json"
+"""What later starts of a run were told (hints, models, limits); it wins over what ``config.json`` says of that."""
 
 
 @dataclass(frozen=True)
@@ -74,6 +78,12 @@ class Run:
     def config(self) -> dict[str, Any]:
         """What was asked for."""
         return _read_json(self.folder / "config.json")
+
+    @property
+    def advice(self) -> dict[str, Any] | None:
+        """What the last start on this run was told, or null where there was only one."""
+        path = self.folder / ADVICE
+        return _read_json(path) if path.exists() else None
 
     @property
     def result(self) -> dict[str, Any] | None:

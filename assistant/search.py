@@ -4,11 +4,13 @@ Every step is journalled in the run folder before its effect counts, so a resume
 from there and asks proposer and gym only for what is missing. Verdicts come from the run, else from the cache across
 runs, else from the gym.
 
-The search ends when: turns or time are spent; the proposer has nothing new; or, without a GPU, an ordered proposer's
-candidate was accepted (variants then differ only in speed, which nobody can measure there). ``stop`` ends it between
-or during judgements; what was judged so far counts.
+The search ends when: turns, time, money or GPU seconds are spent; the proposer has nothing new; the best comes near
+the roofline; or, without a GPU, an ordered proposer's candidate was accepted (variants then differ only in speed, which
+nobody can measure there). ``stop`` ends it between or during judgements; what was judged so far counts. A proposer that
+fails ends it too, once anything was judged. Candidates that the user gives are a step of their own, which is not
+counted. An answer without a candidate gets its verdict without asking the gym.
 
-Left out: candidates judged in parallel (the gym times one at a time), and stopping at the roofline.
+Left out: candidates judged in parallel (the gym times one at a time).
 """
 
 from __future__ import annotations
@@ -16,20 +18,28 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Coroutine
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypeVar
 
+from drk.assistant.answer_parser import missing_reason, missing_verdict
+from drk.assistant.budget import Budget, BudgetSpent, Spending, gpu_seconds, spent_reason
 from drk.assistant.episode import Episode, Turn, best_of_history, describe_gain, is_usable
+from drk.assistant.errors import DrkError
 from drk.assistant.events import Event, EventSink, make_event
+from drk.assistant.llm.call_journal import read_spending
 from drk.assistant.proposers import ProposeContext, Proposer
+from drk.assistant.roofline import NEAR, bound_us
 from drk.assistant.runs import Proposal, Run
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.devices import DeviceFacts
 from drk.gym.graph import Graph
-from drk.gym.schema import Candidate, Task, Verdict
+from drk.gym.schema import Candidate, KernelRow, Task, Verdict
 from drk.gym.wire import candidate_id, task_id
 
 T = TypeVar("T")
+
+USER = "user"
+"""Who proposes the candidates that a user gives."""
 
 JUDGE_ATTEMPTS = 2
 """A verdict with status ``error`` is the host's fault and tried again this often."""
@@ -44,12 +54,12 @@ class Judge(Protocol):
 
 
 @dataclass(frozen=True)
-class Budget:
-    """Hard limits: steps, candidates in each step, wall-clock seconds."""
+class Advice:
+    """What the search is told beside the task: the user's hints and candidates, and the reference's hot kernels."""
 
-    turns: int = 4
-    samples: int = 4
-    max_time_s: float = 600.0
+    hints: tuple[str, ...] = ()
+    given: tuple[Candidate, ...] = ()
+    hotspots: tuple[KernelRow, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -104,6 +114,7 @@ class Search:
         emit: EventSink,
         stop: asyncio.Event | None = None,
         on_gpu: bool = False,
+        advice: Advice | None = None,
     ) -> None:
         self._run = run
         self._task = task
@@ -114,6 +125,8 @@ class Search:
         self._emit = emit
         self._stop = stop or asyncio.Event()
         self._on_gpu = on_gpu
+        self._advice = advice or Advice()
+        self._given = list(self._advice.given)
         self._episode = Episode(task_id(task))
         self._journal = run.proposals()
         self._host_errors: list[str] = []
@@ -123,12 +136,15 @@ class Search:
     async def turns(self, graph: Graph | None, hardware: DeviceFacts) -> Found:
         """Run the search to its end and return what it found. Time counts from when the search was made."""
         ended, interrupted = "all turns are used", False
+        index = counted = 0
         try:
-            for index in range(1, self._budget.turns + 1):
+            while counted < self._budget.turns or self._given:
+                index += 1
                 why = await self._step(index, graph, hardware)
-                if why:
+                if why and not self._given:
                     ended = why
                     break
+                counted += not self._is_given(index)
         except _Stopped as stopped:
             ended, interrupted = stopped.why, stopped.interrupted
         return Found(self._episode, ended, interrupted, tuple(self._host_errors))
@@ -137,8 +153,10 @@ class Search:
         """Run one step; return why the search should end, or an empty string."""
         proposals = self._journal.get(index)
         if proposals is None:
-            context = ProposeContext(self._task, graph, hardware, self._episode.turns, self._budget.samples)
-            proposals = self._number(index, await self._before_stop(self._proposer.propose(context)))
+            spent = spent_reason(self._budget, self.spending())
+            if spent:
+                raise _Stopped(spent)
+            proposals = self._number(index, await self._candidates(index, graph, hardware))
             if not proposals:
                 return "the proposer has nothing more to offer"
             self._emit(self._run.record_proposals(index, proposals))
@@ -147,14 +165,57 @@ class Search:
             await self._judge_one(proposal)
             if self._is_settled():
                 return "a candidate was accepted, and without a GPU its variants cannot be told apart"
-        return ""
+        return self._at_roofline(graph, hardware)
+
+    async def _candidates(self, index: int, graph: Graph | None, hardware: DeviceFacts) -> list[Candidate]:
+        """Return what the user gave and was not judged yet, else what the proposer offers."""
+        given, self._given = self._given, []
+        if given:
+            return [replace(one, proposer=USER) for one in given]
+        context = ProposeContext(
+            self._task,
+            graph,
+            hardware,
+            self._episode.turns,
+            self._budget.samples,
+            turn=index,
+            folder=self._run.folder,
+            hotspots=self._advice.hotspots,
+            hints=self._advice.hints,
+        )
+        try:
+            return await self._before_stop(self._proposer.propose(context))
+        except BudgetSpent as spent:
+            raise _Stopped(str(spent)) from None
+        except DrkError as fault:
+            if not self._episode.turns:
+                raise
+            self._tell(make_event("note", text=f"the proposer failed: {fault.message}: {fault.cause}".rstrip(": ")))
+            raise _Stopped(f"the proposer failed: {fault.message}") from fault
+
+    def spending(self) -> Spending:
+        """Return what the run has spent so far: its model calls, and the GPU seconds of its turns."""
+        return replace(read_spending(self._run.folder), gpu_s=gpu_seconds(self._episode.turns))
+
+    def _is_given(self, index: int) -> bool:
+        return any(proposal.candidate.proposer == USER for proposal in self._journal.get(index, []))
+
+    def _at_roofline(self, graph: Graph | None, hardware: DeviceFacts) -> str:
+        best = best_of_history(self._episode)
+        if graph is None or best is None or best.verdict.evidence != "gpu" or best.verdict.latency_ms is None:
+            return ""
+        bound = bound_us(graph, hardware)
+        if best.verdict.latency_ms.median * 1e3 > NEAR * bound:
+            return ""
+        return f"the best takes {best.verdict.latency_ms.median * 1e3:.1f} us; no kernel can take less than {bound:.1f}"
 
     def _number(self, index: int, candidates: list[Candidate]) -> list[Proposal]:
         """Number new candidates; repeated ones are left out."""
         seen = {candidate_id(turn.candidate) for turn in self._episode.turns}
         number = sum(len(proposals) for proposals in self._journal.values())
         fresh: list[Proposal] = []
-        for candidate in candidates[: self._budget.samples]:
+        limit = len(candidates) if candidates and candidates[0].proposer == USER else self._budget.samples
+        for candidate in candidates[:limit]:
             if candidate_id(candidate) not in seen:
                 seen.add(candidate_id(candidate))
                 fresh.append(Proposal(number + len(fresh) + 1, index, len(fresh), candidate))
@@ -185,6 +246,10 @@ class Search:
             return (*recorded, "run")
         if self._stop.is_set() or self._left_s() <= 0:
             raise self._why_stopped()
+        if missing_reason(proposal.candidate) is not None:
+            verdict = missing_verdict(proposal.candidate, evidence="gpu" if self._on_gpu else "interpreter")
+            self._run.record_verdict(proposal, verdict, 0.0)
+            return verdict, 0.0, "parser"
         began = time.monotonic()
         kept = self._cache.get(self._task, proposal.candidate)
         if kept is not None:

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from drk.assistant.budget import spending_line
 from drk.assistant.episode import Turn, describe_gain
 from drk.assistant.events import Event
 from drk.assistant.outcome import Outcome
@@ -71,6 +72,8 @@ def summary(outcome: Outcome, result: Mapping[str, Any], *, where: Path) -> str:
     lines += _estimate_lines(result.get("estimate"))
     judged = len(result["turns"])
     lines.append(f"  judged:    {judged} candidate{'' if judged == 1 else 's'}")
+    if (result.get("spending") or {}).get("calls"):
+        lines.append(f"  spent:     {spending_line(result['spending'])}")
     artefact = result.get("artefact")
     if artefact:
         names = [_relative(Path(path), where) for path in artefact.values()]

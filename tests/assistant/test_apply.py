@@ -10,7 +10,7 @@ from drk.assistant.apply import apply_artefact, restore_file
 from drk.assistant.artefact import SourceFile
 from drk.assistant.errors import TargetError, UsageError
 from drk.assistant.optimize import Plan, begin_run, optimize
-from drk.assistant.proposers import ReplayProposer
+from drk.assistant.replay import ReplayProposer
 from drk.assistant.runs import Run
 from drk.gym.schema import Candidate, Task
 
