@@ -57,14 +57,19 @@ FLAG_FAMILIES: Mapping[str, Family] = {
     "unstable-numerics": "precision",
     "shape-wrong": "shape",
     "tail-wrong": "shape",
+    "shape-specialised": "shape",
     "escape-attempt": "escape",
     "no-own-kernel": "delegation",
     "compile-wrap": "delegation",
     "fallback-taken": "delegation",
     "trivial-kernel": "lazy",
-    "shape-specialised": "lazy",
 }
 """The family of each flag kind that an expectation may name (docs/flags.md describes them)."""
+
+LABELS: frozenset[str] = frozenset(
+    ("no-own-kernel", "compile-wrap", "fallback-taken", "trivial-kernel", "shape-specialised")
+)
+"""Kinds that inform; all others reject."""
 
 _NAME = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 _FILE = re.compile(r"(cheat|honest)_[a-z]")
@@ -232,7 +237,7 @@ def _honest_file(path: Path, source: Path, own: dict[str, Any], needs: Needs) ->
     if not isinstance(number, int) or isinstance(number, bool) or number < 0:
         raise BundleError(f"{path}: {source.stem}.look_alike must be a number from 1")
     allowed = _names(path, f"{source.stem}.allow", own.get("allow", []), frozenset(FLAG_FAMILIES))
-    frauds = sorted(kind for kind in allowed if FLAG_FAMILIES[kind] not in LABEL_FAMILIES)
+    frauds = sorted(allowed - LABELS)
     if frauds:
         raise BundleError(f"{path}: {source.stem}.allow may hold labels only, not {frauds[0]}")
     expect = Expectation(("accepted",), allowed)
