@@ -54,9 +54,8 @@ COMMANDS: Mapping[str, Lazy] = {
     "apply": Lazy("drk.assistant.apply_command", "apply", "Put a run's kernels to use in your file."),
     "restore": Lazy("drk.assistant.apply_command", "restore", "Take them out of it again."),
     "runs": Lazy("drk.assistant.runs_command", "app", "List, show or remove runs of drk optimize."),
-    "selftest": Lazy(
-        "drk.assistant.selftest_command", "selftest", "Judge the shipped cheats and their honest twins."
-    ),
+    "selftest": Lazy("drk.assistant.selftest_command", "selftest", "Judge the shipped cheats and their honest twins."),
+    "gym": Lazy("drk.assistant.gym_command", "app", "Run the gym as a service, or look after one."),
     "doctor": Lazy("drk.assistant.doctor", "doctor", "Check this machine, and show settings with their origins."),
 }
 

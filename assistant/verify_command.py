@@ -20,6 +20,7 @@ import typer
 
 from drk.assistant.console import Console, console_from
 from drk.assistant.errors import ExitCode, TargetError
+from drk.assistant.gym_address import open_gym
 from drk.assistant.intake import resolve_target
 from drk.assistant.settings import Settings, load_settings
 from drk.assistant.verdict_text import verdict_text
@@ -74,15 +75,15 @@ def read_candidate(path: Path) -> str:
         ) from error
 
 
-async def judge(task: Task, candidate: Candidate, settings: Settings, *, timing: bool) -> Verdict:
-    """Have the gym judge ``candidate`` under ``settings``.
+async def judge(
+    task: Task, candidate: Candidate, settings: Settings, *, timing: bool, gym: str | None = None
+) -> Verdict:
+    """Have the gym judge ``candidate`` under ``settings``; ``gym`` is a server's address.
 
     Raises:
         drk.gym.errors.TaskError: the reference itself cannot be judged.
         drk.gym.errors.HostError: the gym or this machine failed.
     """
-    from drk.gym.engine import evaluate_async  # brings torch: not needed to say that a file is missing
-
     gym_settings = GymSettings(
         device=settings.device,
         target=settings.target,
@@ -90,7 +91,8 @@ async def judge(task: Task, candidate: Candidate, settings: Settings, *, timing:
         seeds=settings.seeds,
         timing=Timing(enabled=timing),
     )
-    return await evaluate_async(task, candidate, gym_settings)
+    async with open_gym(gym_settings, gym) as opened:
+        return await opened.evaluate(task, candidate)
 
 
 def print_verdict(console: Console, verdict: Verdict, *, source: str, path: str, as_json: bool) -> None:
@@ -118,6 +120,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
     seeds: Annotated[int | None, typer.Option(help="Secret input draws.")] = None,
     sandbox: Annotated[str | None, typer.Option(help="strict, standard or basic.")] = None,
     timing: Annotated[bool, typer.Option("--timing/--no-timing", help="Measure speed where there is a GPU.")] = True,
+    gym: Annotated[str | None, typer.Option(help="A gym server to judge on (default DRK_GYM_URL; else here).")] = None,
 ) -> None:
     """Judge CANDIDATE, a file that defines ModelNew, against REFERENCE.
 
@@ -145,7 +148,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
         state_dict=state_dict,
     )
     with console.progress(f"judging {candidate} against {reference} ..."):
-        verdict = asyncio.run(judge(task, Candidate(source), settings, timing=timing))
+        verdict = asyncio.run(judge(task, Candidate(source), settings, timing=timing, gym=gym))
     if not verdict.repro:
         verdict = replace(verdict, repro=shlex.join(["drk", *sys.argv[1:]]))
     print_verdict(console, verdict, source=source, path=str(candidate), as_json=output == "json")

@@ -9,6 +9,8 @@ Left out: workers on other machines. They need a Redis that they can reach.
 
 from __future__ import annotations
 
+import fcntl
+import os
 import secrets
 import subprocess
 import sys
@@ -43,6 +45,7 @@ class EmbeddedValkey:
         if len(str(self.socket).encode()) > _SOCKET_PATH_BYTES:
             raise HostError(f"the path {self.socket} is too long for a socket", help="choose a shorter data folder")
         self.process: subprocess.Popen[bytes] | None = None
+        self._lock = -1
 
     @property
     def url(self) -> str:
@@ -57,6 +60,7 @@ class EmbeddedValkey:
         """
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self.folder.chmod(0o700)
+        self._hold_folder()
         self.socket.unlink(missing_ok=True)
         command = [sys.executable, "-I", "-S", "-c", _EXEC_WITH_PARENT, str(self._parent), str(get_binary_path()), "-"]
         self.process = subprocess.Popen(
@@ -66,6 +70,16 @@ class EmbeddedValkey:
         with self.process.stdin as pipe:
             pipe.write(self._configuration().encode())
         self._wait()
+
+    def _hold_folder(self) -> None:
+        """Make sure that no other server uses this data."""
+        if self._lock >= 0:
+            return
+        self._lock = os.open(self.folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise HostError(f"another gym uses {self.folder}", help="stop it, or name another --data-dir") from error
 
     def _configuration(self) -> str:
         lines = (
