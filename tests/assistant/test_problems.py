@@ -126,36 +126,49 @@ def test_problem_runs_on_meta_with_a_realistic_size(file: Path) -> None:
     assert 2e-5 <= eager_time_s(run) <= 2e-2
 
 
-@pytest.mark.parametrize("file", FILES, ids=label)
-def test_problem_has_the_benchmark_form(file: Path) -> None:
+def form_faults(file: Path) -> list[str]:
+    """Return what one file's text has against the benchmark's form."""
     text = file.read_text()
-    lines = text.splitlines()
-    assert NAME.fullmatch(file.name)
-    assert 15 <= len(lines) <= 80
     tree = ast.parse(text)
-    doc = ast.get_docstring(tree)
-    assert doc is not None
-    assert "\n" not in doc
-    assert re.search(r"\(\d+,", doc), "the docstring gives no shape"
-    functions = {node.name: node for node in tree.body if isinstance(node, ast.FunctionDef)}
-    for name in ("get_inputs", "get_init_inputs"):
-        assert not ast.unparse(functions[name].args), f"{name} takes arguments"
+    doc = ast.get_docstring(tree) or ""
+    functions = {node.name: ast.unparse(node.args) for node in tree.body if isinstance(node, ast.FunctionDef)}
     classes = {node.name: node for node in tree.body if isinstance(node, ast.ClassDef)}
-    assert [ast.unparse(base) for base in classes["Model"].bases] == ["nn.Module"]
+    bases = [ast.unparse(base) for base in classes["Model"].bases] if "Model" in classes else []
     imported = {
         (node.names[0].name if isinstance(node, ast.Import) else str(node.module)).split(".")[0]
         for node in ast.walk(tree)
         if isinstance(node, ast.Import | ast.ImportFrom)
     }
-    assert imported <= {"torch", "math", "itertools"}, "a problem stands alone"
+    checks = {
+        "the file name is not NNN_name.py": NAME.fullmatch(file.name) is not None,
+        "not 15 to 80 lines": 15 <= len(text.splitlines()) <= 80,
+        "the docstring is not one line with a shape": "\n" not in doc and re.search(r"\(\d+,", doc) is not None,
+        "get_inputs is missing or takes arguments": functions.get("get_inputs") == "",
+        "get_init_inputs is missing or takes arguments": functions.get("get_init_inputs") == "",
+        "Model does not derive from nn.Module": bases == ["nn.Module"],
+        "it imports more than torch and the standard library": imported <= {"torch", "math", "itertools"},
+    }
+    return [f"{label(file)}: {fault}" for fault, good in checks.items() if not good]
 
 
-@pytest.mark.parametrize("file", FILES, ids=label)
-def test_intake_understands_the_problem(file: Path) -> None:
-    task = resolve_target(str(file))
-    assert task.target == "Model"
-    assert task.inputs == UserFunction("get_inputs")
-    assert task.init == UserFunction("get_init_inputs")
+def test_every_problem_has_the_benchmark_form() -> None:
+    assert [fault for file in FILES for fault in form_faults(file)] == []
+
+
+def test_a_file_of_another_form_is_told_apart(tmp_path: Path) -> None:
+    odd = tmp_path / "odd.py"
+    odd.write_text("import os\n\n\ndef get_inputs(count):\n    return [os.name] * count\n")
+    assert len(form_faults(odd)) == 7
+
+
+def test_intake_understands_every_problem() -> None:
+    for file in FILES:
+        task = resolve_target(str(file))
+        assert (task.target, task.inputs, task.init) == (
+            "Model",
+            UserFunction("get_inputs"),
+            UserFunction("get_init_inputs"),
+        ), file
 
 
 def test_names_and_sentences_are_unique_and_numbers_run_through() -> None:
