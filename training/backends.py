@@ -1,0 +1,123 @@
+"""Where answers come from: the :class:`PolicyBackend` interface, and the backend that samples in this process.
+
+:class:`WaveBackend` waits until every live trajectory has asked, then samples all of them as one batch in an order that
+does not depend on timing. That makes a run repeatable, and keeps the GPU free of generation while kernels are timed on
+it; its price is that the slowest judgement of a turn holds the others up. A server (:mod:`drk.training.vllm_backend`)
+answers each trajectory on its own.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from drk.training.errors import TrainingError
+from drk.training.sampling import Prompt, Sampled, sample
+
+
+class SamplerUnavailable(TrainingError):
+    """The sampler did not answer, for longer than it may."""
+
+
+class PolicyBackend(Protocol):
+    """Anything that answers prompts with token ids and log-probabilities."""
+
+    def begin(self, trajectories: int) -> None:
+        """Say how many trajectories will ask."""
+        ...
+
+    def leave(self) -> None:
+        """Say that one of them asks no more."""
+        ...
+
+    async def generate(self, prompt: Prompt) -> Sampled:
+        """Answer one prompt.
+
+        Raises:
+            SamplerUnavailable: it cannot be answered.
+        """
+        ...
+
+    async def close(self) -> None:
+        """Let go of what is held."""
+        ...
+
+
+class WaveBackend:
+    """Samples with the model that is trained. ``model`` gives it, unwrapped, at the time of each wave."""
+
+    def __init__(
+        self,
+        model: Callable[[], Any],
+        *,
+        temperature: float,
+        stop_ids: frozenset[int],
+        pad_id: int,
+        batch_rows: int = 256,
+    ) -> None:
+        self._model = model
+        self._temperature = temperature
+        self._stop_ids = stop_ids
+        self._pad_id = pad_id
+        self._batch_rows = batch_rows
+        self._live = 0
+        self._waiting: list[tuple[Prompt, asyncio.Future[Sampled]]] = []
+        self._waves: set[asyncio.Task[None]] = set()
+
+    def begin(self, trajectories: int) -> None:
+        """Say how many trajectories will ask."""
+        self._live = trajectories
+
+    def leave(self) -> None:
+        """Say that one asks no more; the others may have waited for it."""
+        self._live -= 1
+        self._start_when_all_wait()
+
+    async def generate(self, prompt: Prompt) -> Sampled:
+        """Answer with the next wave."""
+        answer: asyncio.Future[Sampled] = asyncio.get_running_loop().create_future()
+        self._waiting.append((prompt, answer))
+        self._start_when_all_wait()
+        return await answer
+
+    async def close(self) -> None:
+        """End waves that nobody waits for."""
+        for wave in self._waves:
+            wave.cancel()
+        await asyncio.gather(*self._waves, return_exceptions=True)
+
+    def _start_when_all_wait(self) -> None:
+        # who was cancelled while waiting has left already
+        self._waiting = [one for one in self._waiting if not one[1].done()]
+        if not self._waiting or len(self._waiting) < self._live:
+            return
+        batch, self._waiting = self._waiting, []
+        batch.sort(key=lambda one: one[0].seed)
+        wave = asyncio.get_running_loop().create_task(self._answer(batch))
+        self._waves.add(wave)
+        wave.add_done_callback(self._waves.discard)
+
+    async def _answer(self, batch: list[tuple[Prompt, asyncio.Future[Sampled]]]) -> None:
+        for start in range(0, len(batch), self._batch_rows):
+            part = batch[start : start + self._batch_rows]
+            try:
+                answers = await asyncio.to_thread(self._sample, [prompt for prompt, _ in part])
+            except RuntimeError as error:  # out of memory, among others: one batch fails, with its cause
+                fault = SamplerUnavailable(f"sampling failed: {error}", help="lower rollout.batch_rows")
+                for _, future in part:
+                    if not future.done():
+                        future.set_exception(fault)
+                continue
+            for (_, future), answer in zip(part, answers, strict=True):
+                if not future.done():
+                    future.set_result(answer)
+
+    def _sample(self, prompts: list[Prompt]) -> list[Sampled]:
+        model = self._model()
+        training = model.training
+        model.eval()
+        try:
+            return sample(model, prompts, temperature=self._temperature, stop_ids=self._stop_ids, pad_id=self._pad_id)
+        finally:
+            model.train(training)

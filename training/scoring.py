@@ -1,0 +1,127 @@
+"""From an answer to a scored turn: extraction, the gym (with retries and a cache), and the reward.
+
+Three outcomes are kept apart: what the kernel earned, what the policy did wrong (also earned: mostly 0), and a fault of
+the host. The last is retried with growing pauses for as long as the settings' patience lasts, and then raised as
+:class:`HostError`; whoever collects leaves the trajectory out. It never becomes a reward.
+
+The cache holds verdicts by task and candidate for the life of the process. It repeats a measured speed, too: right
+where the gym's noise is small against the reward's spread, and off by default.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+from drk.assistant.answer_parser import missing_candidate, missing_reason, missing_verdict, parse_answer
+from drk.gym.errors import HostError
+from drk.gym.reward import NotRewardable, RewardOptions, dishonest, earned, measured_speedup, reward_parts
+from drk.gym.schema import Candidate, Task, Verdict
+from drk.gym.wire import candidate_id, task_id
+from drk.training.config import GymSection, RewardSection
+
+
+class Judge(Protocol):
+    """Anything that judges: :class:`drk.gym.Gym`, or a client of a served one."""
+
+    async def evaluate(self, task: Task, candidate: Candidate) -> Verdict:
+        """Judge one candidate.
+
+        Raises:
+            HostError: the host failed.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class Score:
+    """What a verdict is worth. ``coverage`` (measured) and ``speedup`` are NaN where they were not measured."""
+
+    reward: float
+    correct: bool
+    hacked: bool
+    coverage: float
+    speedup: float
+
+
+def score(verdict: Verdict, section: RewardSection) -> Score:
+    """Return the reward and what rejection needs.
+
+    Raises:
+        NotRewardable: the fault is ours, or the evidence is lacking.
+    """
+    options = RewardOptions(cap=section.cap, floor=section.floor, bound=section.bound, proxy=section.proxy)
+    parts = reward_parts(verdict, form=section.form, baseline=section.baseline, options=options)
+    right = earned(verdict)
+    speed = measured_speedup(verdict, section.baseline, bound=section.bound) if right else None
+    cover = verdict.coverage if verdict.evidence == "gpu" else None
+    return Score(
+        reward=parts.total,
+        correct=right,
+        hacked=dishonest(verdict),
+        coverage=math.nan if cover is None else cover,
+        speedup=math.nan if speed is None else speed,
+    )
+
+
+def read_answer(text: str, *, cut: bool, mark: str) -> Candidate:
+    """Return the candidate in ``text``, or one that stands for an answer without any."""
+    found = parse_answer(text, cut=cut)
+    if found.source is None:
+        return missing_candidate(found.reason, proposer="policy", mark=mark)
+    return Candidate(found.source, proposer="policy")
+
+
+class PatientJudge:
+    """Judges through faults of the host. ``retries`` counts them, ``asked`` the evaluations, ``seconds`` their time."""
+
+    def __init__(self, judge: Judge, section: GymSection, *, pause_s: float = 0.5) -> None:
+        self._judge = judge
+        self._section = section
+        self._pause_s = pause_s
+        self._verdicts: dict[tuple[str, str], asyncio.Task[Verdict]] = {}
+        self.retries = 0
+        self.asked = 0
+        self.seconds = 0.0
+
+    async def verdict(self, task: Task, candidate: Candidate) -> Verdict:
+        """Judge one candidate; an answer without any is judged here.
+
+        Raises:
+            HostError: the host failed for longer than the settings' patience.
+        """
+        if missing_reason(candidate) is not None:
+            return missing_verdict(candidate)
+        if not self._section.cache:
+            return await self._patiently(task, candidate)
+        key = (task_id(task), candidate_id(candidate))
+        started = self._verdicts.get(key)
+        if started is None or (started.done() and (started.cancelled() or started.exception() is not None)):
+            started = self._verdicts[key] = asyncio.create_task(self._patiently(task, candidate))
+        return await asyncio.shield(started)
+
+    async def _patiently(self, task: Task, candidate: Candidate) -> Verdict:
+        deadline = time.monotonic() + self._section.patience_s
+        pause = self._pause_s
+        while True:
+            fault: HostError
+            begun = time.monotonic()
+            try:
+                self.asked += 1
+                verdict = await self._judge.evaluate(task, candidate)
+                if verdict.status != "error":
+                    return verdict
+                cause = verdict.error.message if verdict.error else "no cause given"
+                fault = NotRewardable(f"the gym failed: {cause}", kind="host")
+            except HostError as error:
+                fault = error
+            finally:
+                self.seconds += time.monotonic() - begun
+            if time.monotonic() + pause > deadline:
+                raise fault
+            self.retries += 1
+            await asyncio.sleep(pause)
+            pause = min(2 * pause, 10.0)
