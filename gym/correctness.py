@@ -60,6 +60,14 @@ class Trials:
             await self._hidden_shape()
         if self.evaluation.correct:
             self.draft.reach("correct")
+
+    async def finish(self) -> None:
+        """Run the experiment that may leave the candidate's state spoilt, so that it has to be the last.
+
+        Raises:
+            Stop: the candidate ended, raised or hung.
+        """
+        if self.evaluation.correct:
             await self._ablate()
 
     def _enough(self, done: int, seconds: float) -> bool:
@@ -87,6 +95,7 @@ class Trials:
             self.draft.reach("ran")
             copied = self.draft.weights != "seeded"
             self._note_tripwires(answer)
+            self.evaluation.launched |= bool(answer.get("launched"))
             self.draft.cells += await asyncio.to_thread(
                 compare_trial, f"seed{index}", trial, leaves, answer, self.task, copied=copied
             )
@@ -171,7 +180,7 @@ class Trials:
         with self.draft.stage("ablate"):
             answer = await self.runner.call("run", limit_s, key=trial.key, ablate=True)
             names = answer.get("suppressed") if answer["ok"] else None
-            self.evaluation.launched = bool(names) or not answer["ok"]
+            self.evaluation.launched |= bool(names) or not answer["ok"]
             if not isinstance(names, list) or not names:
                 return
             if await self._still_right(trial, answer):

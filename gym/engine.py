@@ -219,7 +219,7 @@ class Gym:
         if self.gpu is None:
             yield
             return
-        async with self._measuring().lock.shared():
+        async with self._measuring().turns.sharing():
             yield
 
     async def inspect(self, task: Task) -> Inspection:

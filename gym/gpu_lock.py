@@ -12,7 +12,7 @@ import fcntl
 import os
 import tempfile
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 POLL_S = 0.002
@@ -66,3 +66,69 @@ async def _acquire(path: Path, operation: int) -> int:
     except BaseException:
         os.close(fd)
         raise
+
+
+class GpuTurns:
+    """Turns of one gym's evaluations on its GPU: many share it for correctness, then all that wait are timed in a row.
+
+    Timing one candidate whenever it is ready would stop all others each time. Here a timer waits until nobody shares;
+    once timing has begun, newcomers wait until every waiting timer is done. Since a gym bounds what is in flight, both
+    sides make progress. Other processes are kept out by the :class:`GpuLock` that is held meanwhile.
+    """
+
+    def __init__(self, lock: GpuLock) -> None:
+        self.lock = lock
+        self._changed = asyncio.Condition()
+        self._sharers = 0
+        self._waiting = 0
+        self._timing = False
+        self._held: AsyncExitStack | None = None
+
+    @asynccontextmanager
+    async def sharing(self) -> AsyncIterator[None]:
+        """Use the GPU beside others; nobody is timed meanwhile."""
+        async with self._changed:
+            await self._changed.wait_for(lambda: not self._timing)
+            if self._sharers == 0:
+                await self._hold(self.lock.shared())
+            self._sharers += 1
+        try:
+            yield
+        finally:
+            async with self._changed:
+                self._sharers -= 1
+                if self._sharers == 0:
+                    await self._let_go()
+                self._changed.notify_all()
+
+    @asynccontextmanager
+    async def alone(self) -> AsyncIterator[None]:
+        """Use the GPU with nobody beside."""
+        async with self._changed:
+            self._waiting += 1
+            try:
+                await self._changed.wait_for(lambda: self._sharers == 0 and not self._busy())
+                self._timing = True
+                await self._hold(self.lock.exclusive())
+            finally:
+                self._waiting -= 1
+        try:
+            yield
+        finally:
+            async with self._changed:
+                await self._let_go()
+                self._timing = self._waiting > 0
+                self._changed.notify_all()
+
+    def _busy(self) -> bool:
+        return self._held is not None
+
+    async def _hold(self, lock: AbstractAsyncContextManager[None]) -> None:
+        stack = AsyncExitStack()
+        await stack.enter_async_context(lock)
+        self._held = stack
+
+    async def _let_go(self) -> None:
+        held, self._held = self._held, None
+        if held is not None:
+            await held.aclose()

@@ -99,20 +99,24 @@ class Evaluation:
         try:
             runner = await self._start()
             try:
+                trials = Trials(self, runner, session)
                 await self._load(runner, session)
                 async with self.gym.sharing():
-                    await self._climb(runner, session, offline)
+                    await self._climb(trials, offline)
                 if self.correct and self.fraud is None:
                     await self.gym.measure(self, runner, session)
+                async with self.gym.sharing():
+                    await trials.finish()
+                if self.correct:
                     label_work(self.draft, launched=self.launched)
             finally:
                 await runner.close()
         finally:
             await offline.close()
 
-    async def _climb(self, runner: RunnerHandle, session: ReferenceSession, offline: OfflineCompile) -> None:
+    async def _climb(self, trials: Trials, offline: OfflineCompile) -> None:
         try:
-            await Trials(self, runner, session).run()
+            await trials.run()
         except Stop as stop:
             # A kernel that does not compile often fails in the interpreter too, with a less useful message.
             await offline.finish()

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from drk.gym.compare import compare_timed
 from drk.gym.draft import Stop
-from drk.gym.gpu_lock import GpuLock
+from drk.gym.gpu_lock import GpuLock, GpuTurns
 from drk.gym.kernels import merge_kernels
 from drk.gym.reference import ReferenceSession, fetch
 from drk.gym.runner_handle import RunnerHandle
@@ -70,7 +70,7 @@ class Measurement:
     """Timing on one GPU."""
 
     def __init__(self, uuid: str, timing: Timing) -> None:
-        self.lock = GpuLock(uuid)
+        self.turns = GpuTurns(GpuLock(uuid))
         self.timing = timing
         self.random = random.SystemRandom()
 
@@ -79,7 +79,7 @@ class Measurement:
         await profile_kernels(evaluation, runner)
         if not self.timing.enabled:
             return
-        async with session.lock, self.lock.exclusive():
+        async with self.turns.alone(), session.lock:
             with evaluation.draft.stage("time"):
                 contest = Contest(self, evaluation, runner, session)
                 await contest.warm_up()

@@ -5,8 +5,8 @@ fresh. Each Triton launch opens a Proton scope named after its function handle, 
 handle and source file, never by name: an ATen kernel called ``add`` is not the candidate's ``add``. Everything else
 that ran on the device (ATen kernels, copies, fills) counts as not owned.
 
-Limits: kernels inside a replayed CUDA graph carry no scope and count as not owned; what this process reports is
-evidence, not proof, since the code under test lives in it.
+Limits: kernels inside a replayed CUDA graph carry no scope and are told by their exact name; what this process reports
+is evidence, not proof, since the code under test lives in it.
 """
 
 from __future__ import annotations
@@ -48,7 +48,8 @@ def profile(session: Session, message: dict[str, Any]) -> dict[str, Any]:
         proton.finalize(session_id)
     launched = {int(row["handle"]): row for row in census.rows()}
     times = device_times(path.with_suffix(".hatchet"))
-    return summary(times, launched, len(calls))
+    own_names = {str(function.fn.__name__) for function in triton_adapter.launchables(frozenset(owned))}
+    return summary(times, launched, own_names, len(calls))
 
 
 @contextmanager
@@ -86,21 +87,28 @@ def _leaves(node: Any, handle: int | None) -> Iterator[tuple[int | None, str, in
 
 
 def summary(
-    times: list[tuple[int | None, str, int, float]], launched: dict[int, dict[str, Any]], runs: int
+    times: list[tuple[int | None, str, int, float]],
+    launched: dict[int, dict[str, Any]],
+    own_names: set[str],
+    runs: int,
 ) -> dict[str, Any]:
-    """Return kernel rows (per run) and the owned share; the share is None when nothing was seen."""
+    """Return kernel rows (per run) and the owned share; the share is None when nothing was seen.
+
+    A kernel without a launch of its own comes from a replayed graph: it is owned if it bears exactly the name of one of
+    the candidate's kernels, which no library kernel does (theirs are C++ names).
+    """
     total = sum(time_us for *_, time_us in times)
     rows = []
     owned_us = 0.0
     for handle, name, count, time_us in sorted(times, key=lambda row: -row[3]):
         facts = launched.get(handle, {}) if handle is not None else {}
-        if facts.get("owned"):
-            owned_us += time_us
+        is_owned = bool(facts.get("owned")) or (handle is None and name in own_names)
+        owned_us += time_us if is_owned else 0.0
         rows.append(
             {
                 **{key: facts.get(key) for key in ("num_warps", "num_stages", "registers", "spill_bytes")},
                 "name": name,
-                "owned": bool(facts.get("owned")),
+                "owned": is_owned,
                 "launches": max(round(count / runs), 1),
                 "time_us": time_us / runs,
                 "share": time_us / total if total else None,

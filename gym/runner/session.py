@@ -27,9 +27,12 @@ import torch
 from drk.gym.arena import map_read_only
 from drk.gym.runner import capture as graph_capture
 from drk.gym.runner import execute, loading, structure, transfer, values
+from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions, StateSnapshot
 from drk.gym.runner.suppress import ablated, poison_free_memory
 from drk.gym.runner.tripwires import Tripwires
+
+QUEUE_CYCLES = 4_000_000
 
 Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
 
@@ -182,6 +185,10 @@ class Session:
         module, snapshot = self.built, self.snapshot
         if options.variant == "float64":
             module, snapshot = self.truth_module()
+        if self.device != "cpu":
+            # What follows queues behind this: a kernel on another stream that does not wait for its inputs, or whose
+            # result is not waited for, now sees or leaves old memory.
+            torch.cuda._sleep(QUEUE_CYCLES)  # type: ignore[no-untyped-call]
         inputs = self.draw(options.key)
         if message.get("reuse"):
             inputs = into_storage_of(self.last_inputs, inputs)
@@ -191,6 +198,7 @@ class Session:
             suppressed = self.suppress(message.get("ablate"), stack)
             if message.get("poison"):
                 poison_free_memory([(tuple(s), transfer.dtype_of(d)) for s, d in message["poison"]], self.device)
+            census = stack.enter_context(launch_census({str(self.scratch / "candidate.py")}))
             outcome = execute.call(module, snapshot, inputs, options)
         self.held_before, self.held = self.held, outcome.held
         return {
@@ -198,9 +206,15 @@ class Session:
             "description": outcome.description,
             "operators": outcome.operators,
             "suppressed": sorted(set(suppressed)),
+            "launched": census.owned_launches() if options.log_operators else None,
             "tripped": self.tripwires.tripped() if self.tripwires is not None else [],
             "inputs": [{"path": p, **structure.describe_tensor(t)} for p, t in structure.tensors(inputs)],
         }
+
+    def forget_calls(self) -> None:
+        """Drop inputs and outputs of earlier calls."""
+        self.last_inputs = ([], {})
+        self.held, self.held_before, self.pending = [], [], []
 
     def suppress(self, which: bool | str | None, stack: contextlib.ExitStack) -> list[str]:
         """Silence the candidate's kernels (all, or one by name) until ``stack`` closes."""

@@ -17,7 +17,7 @@ import torch
 
 # fmt: off
 _WATCHED = (
-    "torch:allclose", "torch:equal", "torch:isclose", "torch:empty", "torch:empty_like", "torch:manual_seed",
+    "torch:allclose", "torch:equal", "torch:isclose", "torch:empty", "torch:empty_like",
     "torch:randn", "torch:rand", "torch:matmul", "torch:compile", "torch:no_grad", "torch.cuda:Event",
     "torch.cuda:Stream", "torch.cuda:synchronize", "torch.cuda:current_stream", "torch.cuda:Event.record",
     "torch.cuda:Event.elapsed_time", "torch.cuda:Event.synchronize", "torch.cuda:Stream.synchronize",
