@@ -30,9 +30,7 @@ NO_CANDIDATE = "no candidate: "
 """A candidate whose note starts so stands for an answer that held none; the rest of the note is the reason."""
 
 _OPEN = re.compile(r"^[ \t]*(?P<fence>`{3,}|~{3,})[ \t]*(?P<language>[A-Za-z0-9_+.-]*)[^`\n]*$")
-_REASONING = re.compile(r"<(think|thinking|thought|reasoning|analysis)>.*?</\1>", re.DOTALL | re.IGNORECASE)
-_REASONING_END = re.compile(r"</(?:think|thinking|thought|reasoning|analysis)>", re.IGNORECASE)
-_REASONING_START = re.compile(r"<(?:think|thinking|thought|reasoning|analysis)>", re.IGNORECASE)
+_TAG = re.compile(r"<(?P<end>/?)(?P<name>think|thinking|thought|reasoning|analysis)>", re.IGNORECASE)
 _CHANNEL = re.compile(r"<\|channel\|>final(?:[^<]*)<\|message\|>")
 
 
@@ -85,12 +83,22 @@ def strip_reasoning(text: str) -> tuple[str, bool]:
     channel = list(_CHANNEL.finditer(text))
     if channel:
         return text[channel[-1].end() :], False
-    text = _REASONING.sub("", text)
-    ends = list(_REASONING_END.finditer(text))
-    if ends:  # the opening tag stood in the prompt, as some chat templates have it
-        text = text[ends[-1].end() :]
-    start = _REASONING_START.match(text.lstrip())
-    return ("", True) if start else (text, False)
+    parts: list[str] = []
+    begin = 0
+    opened: re.Match[str] | None = None
+    for tag in _TAG.finditer(text):  # one pass: an answer of nothing but tags must not take quadratic time
+        if opened is None and tag["end"]:  # the opening tag stood in the prompt, as some chat templates have it
+            parts, begin = [], tag.end()
+        elif opened is None:
+            parts.append(text[begin : tag.start()])
+            opened = tag
+        elif tag["end"] and tag["name"].lower() == opened["name"].lower():
+            opened, begin = None, tag.end()
+    if opened is not None:
+        if not "".join(parts).strip():
+            return "", True
+        begin = opened.start()  # a tag inside the answer proper, as in a comment
+    return "".join(parts) + text[begin:], False
 
 
 def fenced_blocks(text: str) -> Iterator[Block]:
@@ -119,8 +127,9 @@ def _from_blocks(blocks: list[Block]) -> Extraction:
     last_first = blocks[: -MAX_BLOCKS_TRIED - 1 : -1]
     # complete blocks first: a block that was cut off counts only when nothing whole is there
     for block in sorted(last_first, key=lambda one: not one.closed):
-        source = textwrap.dedent(block.text).strip("\n") + "\n"
-        problem = _problem(source)
+        problem = _too_long(block.text)
+        source = "" if problem else textwrap.dedent(block.text).strip("\n") + "\n"
+        problem = problem or _problem(source)
         if not problem:
             return Extraction(source)
         reasons.append(problem)
@@ -129,10 +138,14 @@ def _from_blocks(blocks: list[Block]) -> Extraction:
     return Extraction(None, reasons[0] + more)
 
 
+def _too_long(source: str) -> str:
+    return f"the code block is longer than {MAX_BLOCK_CHARS} characters" if len(source) > MAX_BLOCK_CHARS else ""
+
+
 def _problem(source: str) -> str:
     """Say why ``source`` is no candidate, or return an empty string."""
-    if len(source) > MAX_BLOCK_CHARS:
-        return f"the code block is longer than {MAX_BLOCK_CHARS} characters"
+    if problem := _too_long(source):
+        return problem
     try:
         source.encode("utf-8")
         with warnings.catch_warnings():

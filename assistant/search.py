@@ -247,9 +247,9 @@ class Search:
         if self._stop.is_set() or self._left_s() <= 0:
             raise self._why_stopped()
         if missing_reason(proposal.candidate) is not None:
-            verdict = missing_verdict(proposal.candidate, evidence="gpu" if self._on_gpu else "interpreter")
-            self._run.record_verdict(proposal, verdict, 0.0)
-            return verdict, 0.0, "parser"
+            refused = missing_verdict(proposal.candidate, evidence="gpu" if self._on_gpu else "interpreter")
+            self._run.record_verdict(proposal, refused, 0.0)
+            return refused, 0.0, "parser"
         began = time.monotonic()
         kept = self._cache.get(self._task, proposal.candidate)
         if kept is not None:

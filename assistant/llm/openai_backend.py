@@ -141,8 +141,10 @@ class OpenAIBackend:
             raise _TryAgain(f"no connection: {self._clean(error.__cause__ or error)}") from None
         except openai.APIStatusError as error:
             raise self._sorted_out(error) from None
-        except (openai.OpenAIError, *_transport_errors(), ValueError) as error:
+        except (openai.OpenAIError, ValueError) as error:
             raise _TryAgain(f"the answer is no completion: {self._clean(error)}") from None
+        except _transport_errors() as error:
+            raise _TryAgain(f"the connection broke: {self._clean(error)}") from None
 
     async def _call(self, request: Request, attempt: int) -> Reply:
         parameters: dict[str, Any] = {

@@ -103,7 +103,7 @@ class TransformersBackend:
         tokenizer = transformers.AutoTokenizer.from_pretrained(self._checkpoint, padding_side="left", **options)
         if tokenizer.pad_token_id is None:
             tokenizer.pad_token = tokenizer.eos_token
-        model = transformers.AutoModelForCausalLM.from_pretrained(self._checkpoint, dtype="auto", **options)
+        model: Any = transformers.AutoModelForCausalLM.from_pretrained(self._checkpoint, dtype="auto", **options)
         self._tokenizer = tokenizer
         self._model = model.eval().to("cuda" if torch.cuda.is_available() else "cpu")
 
