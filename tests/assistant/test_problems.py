@@ -189,3 +189,17 @@ def test_levels_are_large_enough_and_balanced() -> None:
     with_convolution = [file for file in chains if re.search(r"nn\.Conv(Transpose)?\dd", file.read_text())]
     low, high = CONVOLUTION_SHARE
     assert low <= len(with_convolution) / len(chains) <= high
+
+
+def test_the_short_subset_names_twenty_problems() -> None:
+    lines = [line for line in (ROOT / "short.txt").read_text().splitlines() if not line.startswith("#")]
+    assert len(lines) == len(set(lines)) == 20
+    assert {ROOT / line for line in lines} <= set(FILES)
+
+
+def test_the_readme_counts_what_is_there() -> None:
+    text = (ROOT / "README.md").read_text()
+    for level in LEAST:
+        count = len([file for file in FILES if file.parent.name == level])
+        assert f"| `{level}` | {count} |" in text
+    assert f"{len(FILES)} problems" in text
