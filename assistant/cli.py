@@ -53,9 +53,12 @@ COMMANDS: Mapping[str, Lazy] = {
     ),
     "apply": Lazy("drk.assistant.apply_command", "apply", "Put a run's kernels to use in your file."),
     "restore": Lazy("drk.assistant.apply_command", "restore", "Take them out of it again."),
+    "eval": Lazy("drk.assistant.eval_command", "evaluate_command", "Measure a proposer on many problems (Fast@p)."),
     "runs": Lazy("drk.assistant.runs_command", "app", "List, show or remove runs of drk optimize."),
     "selftest": Lazy("drk.assistant.selftest_command", "selftest", "Judge the shipped cheats and their honest twins."),
     "gym": Lazy("drk.assistant.gym_command", "app", "Run the gym as a service, or look after one."),
+    "train": Lazy("drk.training.train_command", "app", "Train models that write kernels.", extra="train"),
+    "data": Lazy("drk.training.data_command", "app", "Make and check training data.", extra="train"),
     "doctor": Lazy("drk.assistant.doctor", "doctor", "Check this machine, and show settings with their origins."),
 }
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 from drk.training.errors import TrainingError
@@ -45,7 +46,10 @@ class PolicyBackend(Protocol):
 
 
 class WaveBackend:
-    """Samples with the model that is trained. ``model`` gives it, unwrapped, at the time of each wave."""
+    """Samples with the model that is trained. ``model`` gives it, unwrapped, at the time of each wave.
+
+    ``context`` surrounds each wave: autocast, where training has it.
+    """
 
     def __init__(
         self,
@@ -55,12 +59,14 @@ class WaveBackend:
         stop_ids: frozenset[int],
         pad_id: int,
         batch_rows: int = 256,
+        context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self._model = model
         self._temperature = temperature
         self._stop_ids = stop_ids
         self._pad_id = pad_id
         self._batch_rows = batch_rows
+        self._context = context
         self._live = 0
         self._waiting: list[tuple[Prompt, asyncio.Future[Sampled]]] = []
         self._waves: set[asyncio.Task[None]] = set()

@@ -99,9 +99,11 @@ class RolloutSection:
 class GymSection:
     """How answers are judged. A fault of the host is retried for ``patience_s``, then its trajectory is left out.
 
+    ``url`` names a served gym (its token: DRK_GYM_TOKEN in the environment); empty: one in this process.
     A step in which more than ``max_fault_share`` of the trajectories were left out stops the run.
     """
 
+    url: str = ""
     device: str = "auto"
     sandbox: Literal["strict", "standard", "basic"] = "standard"
     seeds: int = 5

@@ -4,7 +4,8 @@ Sampling and judging overlap between trajectories as far as the backend allows; 
 
 - ``done``: all its turns were taken;
 - ``context``: the next prompt would leave no room for an answer (its turns count);
-- ``fault``: the gym or the sampler failed for longer than patience lasts (none of its turns count);
+- ``fault``: the gym or the sampler failed for longer than patience lasts, or the task itself cannot be judged (none of
+  its turns count);
 - ``straggler``: it took longer than the settings allow (none of its turns count).
 
 A :class:`TurnSample` is one row of the batch. What a row says depends on the run's seed, the step, the sample's number
@@ -22,7 +23,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from drk.assistant.episode import Turn
-from drk.gym.errors import HostError
+from drk.gym.errors import HostError, TaskError
 from drk.gym.schema import Task
 from drk.training.backends import PolicyBackend, SamplerUnavailable
 from drk.training.config import RewardSection, RolloutSection
@@ -118,7 +119,7 @@ class Collector:
                 return await self._run(item, seed, turns, clock)
         except TimeoutError:
             return _aborted(item, turns, "straggler", f"took longer than {self._rollout.trajectory_timeout_s:g} s")
-        except (HostError, SamplerUnavailable) as error:
+        except (HostError, TaskError, SamplerUnavailable) as error:
             return _aborted(item, turns, "fault", str(error))
         finally:
             self._backend.leave()

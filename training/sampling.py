@@ -12,6 +12,7 @@ are spread, use a server.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -45,7 +46,7 @@ def sample(
     """Return one answer a prompt, in order.
 
     Args:
-        model: called with ``input_ids [B, L]``, ``attention_mask``, ``position_ids``, ``past_key_values``; gives
+        model: called with ``input_ids [B, L]``, ``attention_mask``, ``position_ids`` and its cache; gives
             ``logits [B, 1, V]`` and its cache. Not changed; the caller sets it to evaluation mode.
         prompts: at least one, none empty.
         temperature: above 0, divides the logits; 0 takes the most likely token, with log-probability at temperature 1.
@@ -61,15 +62,15 @@ def sample(
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     tokens: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
-    live, cache = [True] * len(prompts), None
+    live, cache, word = [True] * len(prompts), None, _cache_word(model)
     for step in range(max(limits)):
         out = model(
             input_ids=ids,
             attention_mask=mask,
             position_ids=positions,
-            past_key_values=cache,
             use_cache=True,
             logits_to_keep=1,
+            **{word: cache},
         )
         cache = out.past_key_values
         chosen, scores = _choose(out.logits[:, -1].float(), draws[:, step], temperature)
@@ -86,6 +87,12 @@ def sample(
     return [
         Sampled(tuple(row), tuple(scores), row[-1] not in stop_ids) for row, scores in zip(tokens, logps, strict=True)
     ]
+
+
+def _cache_word(model: Any) -> str:
+    """Return the name by which the model takes its cache: transformers 5.24 renamed it."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
 
 
 def _draws(prompts: Sequence[Prompt], length: int) -> Tensor:

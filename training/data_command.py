@@ -1,0 +1,116 @@
+"""``drk data tasks|trajectories|leaks``: task sets, demonstrations judged by the gym, and a check against leakage.
+
+Files are JSONL (:mod:`drk.training.dataset`). Generation is seeded: the same command writes the same tasks.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from drk.assistant.console import console_from
+from drk.assistant.errors import ExitCode
+from drk.training.train_command import print_facts, training_errors
+
+app = typer.Typer(help="Make and check training data.", no_args_is_help=True, add_completion=False)
+
+Format = Annotated[Literal["text", "json"], typer.Option("--format", help="How to print the result.")]
+Out = Annotated[Path, typer.Option("--out", help="The JSONL file to write.")]
+
+
+@app.command("tasks")
+def tasks(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    ctx: typer.Context,
+    out: Out,
+    count: Annotated[int, typer.Option(min=1, help="How many tasks.")] = 256,
+    family: Annotated[list[str] | None, typer.Option(help="A family; repeatable (default: all).")] = None,
+    held_out_family: Annotated[list[str] | None, typer.Option(help="Never in the train split; repeatable.")] = None,
+    split: Annotated[Literal["train", "held-out"], typer.Option(help="Which side of the split to write.")] = "train",
+    seed: Annotated[int, typer.Option(help="The generator's seed.")] = 0,
+    rows: Annotated[int, typer.Option(help="Leading size of the inputs (0: drawn, sized for GPUs).")] = 0,
+    output: Format = "text",
+) -> None:
+    """Write distinct tasks of one split, families in turn."""
+    with training_errors():
+        from drk.training.dataset import write_tasks
+        from drk.training.tasks import draw_tasks
+
+        drawn = draw_tasks(
+            count,
+            families=family or (),
+            seed=seed,
+            rows=rows,
+            split=split,
+            held_out_families=held_out_family or (),
+        )
+        write_tasks(out, drawn)
+    families: dict[str, int] = {}
+    for task in drawn:
+        families[task.family] = families.get(task.family, 0) + 1
+    facts = {"file": str(out), "tasks": len(drawn), "compositions": len({t.signature for t in drawn}), **families}
+    print_facts(console_from(ctx), facts, as_json=output == "json")
+
+
+@app.command("trajectories")
+def trajectories(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    ctx: typer.Context,
+    source: Annotated[Path, typer.Argument(metavar="TASKS", help="A file of drk data tasks.")],
+    out: Out,
+    turns: Annotated[int, typer.Option(min=1, help="Turns at most.")] = 3,
+    fault_share: Annotated[float, typer.Option(min=0, max=1, help="Share that begins with a planted fault.")] = 0.6,
+    seed: Annotated[int, typer.Option(help="What is drawn.")] = 0,
+    device: Annotated[str, typer.Option(help="auto, cuda:N or interpret.")] = "auto",
+    parallel: Annotated[int, typer.Option(min=1, help="Tasks at a time.")] = 2,
+    output: Format = "text",
+) -> None:
+    """Have the builtin proposer solve TASKS, with faults and repairs, each turn judged by the gym."""
+    with training_errors():
+        from drk.gym.settings import GymSettings
+        from drk.training.dataset import read_tasks, write_demonstrations
+        from drk.training.trajectories import DemonstrationPlan
+
+        plan = DemonstrationPlan(turns=turns, fault_share=fault_share, seed=seed)
+        settings = GymSettings(device=device, seeds=2, parallel=parallel, offline_compile=False)
+        found = asyncio.run(_collect(read_tasks(source), plan, settings, parallel))
+        written = write_demonstrations(out, found.demonstrations)
+    facts: dict[str, Any] = {
+        "file": str(out),
+        "demonstrations": written,
+        "turns": sum(len(one.turns) for one in found.demonstrations),
+        "accepted_turns": sum(turn.verdict.accepted for one in found.demonstrations for turn in one.turns),
+        "without": found.without or "none",
+    }
+    print_facts(console_from(ctx), facts, as_json=output == "json")
+
+
+async def _collect(tasks: Any, plan: Any, settings: Any, parallel: int) -> Any:
+    from drk.gym.engine import Gym
+    from drk.training.trajectories import collect_demonstrations
+
+    async with Gym(settings) as gym:
+        return await collect_demonstrations(gym, tasks, plan, parallel=parallel)
+
+
+@app.command("leaks")
+def leaks(
+    ctx: typer.Context,
+    source: Annotated[Path, typer.Argument(metavar="TASKS", help="A file of drk data tasks.")],
+    folder: Annotated[Path, typer.Argument(help="The evaluation's Python files.")],
+    threshold: Annotated[float, typer.Option(min=0, max=1, help="Share of 5-token runs that counts as a leak.")] = 0.6,
+    output: Format = "text",
+) -> None:
+    """Compare TASKS with an evaluation's files; exits 1 when a task is too much like one of them."""
+    with training_errors():
+        from drk.training.dataset import leaks as find_leaks
+        from drk.training.dataset import read_tasks
+
+        read = read_tasks(source)
+        found = find_leaks(read, folder, threshold=threshold)
+    lines = [f"{leak.task} is like {leak.file} ({leak.overlap:.0%})" for leak in found]
+    facts: dict[str, Any] = {"tasks": len(read), "leaks": len(found), "found": lines}
+    print_facts(console_from(ctx), facts, as_json=output == "json")
+    if found:
+        raise typer.Exit(ExitCode.NOT_ACCEPTED)

@@ -1,0 +1,85 @@
+"""What a run would do, without training: the first batch, sizes, and an estimate of memory.
+
+Estimates are arithmetic over parameter counts and shapes, said so in the text: weights, gradients and two moments of
+AdamW, and the logits of one micro-batch. Activations and what the allocator wastes come on top. Nothing is fetched.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from drk.training.config import TrainConfig
+from drk.training.prompting import Prompter, PromptSettings
+from drk.training.rl import load_tasks, step_sizes, task_order
+
+
+def describe_run(config: TrainConfig, *, processes: int = 1) -> dict[str, Any]:
+    """Return the facts as JSON-able values.
+
+    Raises:
+        TrainingError: the tasks, the tokenizer or the sizes are wrong, which is what a dry run is for.
+    """
+    rollout, tasks = config.rollout, load_tasks(config)
+    order = task_order(len(tasks), rollout.prompts_per_step, config.run.seed)
+    first = [tasks[i] for i in order]
+    samples = step_sizes(config, processes)
+    facts: dict[str, Any] = {
+        "tasks": len(tasks),
+        "families": sorted({task.family for task in tasks}),
+        "first_step": [task.task.name for task in first],
+        "group_size": rollout.samples_per_prompt,
+        "rows_per_step": rollout.prompts_per_step * rollout.samples_per_prompt * rollout.turns,
+        "rows_per_micro_batch": samples * rollout.turns,
+        "processes": processes,
+        "gym_calls_per_step": rollout.prompts_per_step * rollout.samples_per_prompt * rollout.turns,
+    }
+    if config.model.init == "tiny":
+        return {**facts, "model": "tiny, made at the start of the run", "first_prompt": first[0].task.files["model.py"]}
+    return facts | _model_facts(config, first, samples)
+
+
+def _model_facts(config: TrainConfig, first: list[Any], samples: int) -> dict[str, Any]:
+    import torch
+    import transformers
+
+    from drk.training.policy import load_tokenizer
+
+    tokenizer = load_tokenizer(config.model.path)
+    prompter = Prompter(
+        tokenizer,
+        PromptSettings(
+            config.prompt.templates, config.prompt.policy, config.model.context_tokens, config.rollout.max_new_tokens
+        ),
+    )
+    lengths = [len(prompter.prompt_ids(task.task)) for task in first]
+    with torch.device("meta"):
+        shape = transformers.AutoConfig.from_pretrained(config.model.path, trust_remote_code=False)
+        model = transformers.AutoModelForCausalLM.from_config(shape)
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    return {
+        "model": str(Path(config.model.path)),
+        "parameters": parameters,
+        "prompt_tokens": {"min": min(lengths), "max": max(lengths), "room": _room(config)},
+        "memory_gb_estimate": memory_estimate_gb(config, parameters, shape.vocab_size, samples),
+        "first_prompt": prompter.messages(first[0].task)[0].content,
+    }
+
+
+def _room(config: TrainConfig) -> int:
+    return config.model.context_tokens - config.rollout.max_new_tokens
+
+
+def memory_estimate_gb(config: TrainConfig, parameters: int, vocabulary: int, samples: int) -> dict[str, float]:
+    """Return gigabytes (1e9) for the states of one unsharded process and for one micro-batch's logits in float32."""
+    if config.model.lora_rank:
+        base = 2 if config.model.dtype == "bfloat16" else 4
+        # adapters on all linear layers: about rank x 2 x sqrt(12) / width of the weights; a hundredth is above it
+        states = parameters * base + 0.01 * parameters * 16
+    else:
+        states = parameters * 16
+    rows = samples * config.rollout.turns
+    return {
+        "states": round(states / 1e9, 3),
+        "logits_of_a_micro_batch": round(rows * config.rollout.max_new_tokens * vocabulary * 4 / 1e9, 3),
+    }
