@@ -21,7 +21,7 @@ from starlette.exceptions import HTTPException
 
 from drk.gym.serve.broker import make_celery
 from drk.gym.serve.desk import Desk, installed_versions
-from drk.gym.serve.feed import Feed
+from drk.gym.serve.feed import Feed, end_tasks
 from drk.gym.serve.limits import BodyLimit
 from drk.gym.serve.overseer import Overseer
 from drk.gym.serve.records import Audit
@@ -44,12 +44,14 @@ def create_app(settings: ServeSettings) -> FastAPI:
         store = Store(redis)
         celery = make_celery(settings.redis_url, settings.run_s)
         audit = Audit(settings.audit_file, sources=settings.audit_sources)
+        with contextlib.suppress(RedisError):
+            # Connections for feed and overseer: the client leaks one whose making is cancelled.
+            await asyncio.gather(redis.ping(), redis.ping())
         async with Feed(redis) as feed:
             app.state.desk = Desk(settings, store, celery, feed, audit)
             overseer = asyncio.create_task(Overseer(store, celery, settings.result_ttl_s).run())
             yield
-            overseer.cancel()
-            await asyncio.gather(overseer, return_exceptions=True)
+            await end_tasks([overseer])
         app.state.desk.close()
         audit.close()
         await redis.aclose()

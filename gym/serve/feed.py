@@ -9,7 +9,7 @@ import asyncio
 import contextlib
 import logging
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 from redis.exceptions import RedisError
@@ -20,6 +20,16 @@ LOG = logging.getLogger("drk.gym.feed")
 BLOCK_MS = 2000
 SWEEP_S = 5.0
 PAUSE_S = 0.5
+CANCEL_AGAIN_S = 0.2
+
+
+async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
+    """Cancel ``tasks`` until they have ended: a Redis client that is just connecting swallows a cancellation."""
+    pending: Collection[asyncio.Task[None]] = tasks
+    while pending:
+        for task in pending:
+            task.cancel()
+        _, pending = await asyncio.wait(pending, timeout=CANCEL_AGAIN_S)
 
 
 class Feed:
@@ -37,9 +47,7 @@ class Feed:
 
     async def __aexit__(self, *_: object) -> None:
         """Stop reading."""
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await end_tasks(self._tasks)
 
     @contextlib.contextmanager
     def watching(self, job_id: str) -> Iterator[asyncio.Event]:
