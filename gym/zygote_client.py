@@ -12,7 +12,8 @@ import os
 import socket
 import subprocess
 import sys
-from typing import Any
+import tempfile
+from typing import IO, Any
 
 from drk.gym.errors import ProtocolError, SandboxUnavailable, ZygoteError
 from drk.gym.protocol import AsyncChannel
@@ -38,10 +39,11 @@ def zygote_environment(mode: str) -> dict[str, str]:
 class ZygoteClient:
     """One running zygote. Make it with :meth:`start`."""
 
-    def __init__(self, mode: str, process: subprocess.Popen[bytes], channel: AsyncChannel) -> None:
+    def __init__(self, mode: str, process: subprocess.Popen[bytes], channel: AsyncChannel, words: IO[bytes]) -> None:
         self.mode = mode
         self.process = process
         self._channel = channel
+        self._words = words
         self._next_id = 0
         self._forked: dict[int, asyncio.Future[int]] = {}
         self._exited: dict[int, asyncio.Future[int]] = {}
@@ -56,6 +58,7 @@ class ZygoteClient:
             ZygoteError: it did not come up; the message holds the end of what it printed.
         """
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+        words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the zygote; a pipe that nobody reads would fill
         with theirs:
             process = subprocess.Popen(
                 [sys.executable, "-m", "drk.gym.zygote", mode, level, str(theirs.fileno())],
@@ -63,27 +66,33 @@ class ZygoteClient:
                 pass_fds=(theirs.fileno(),),
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
-                stderr=None,
+                stderr=words,
                 start_new_session=True,
             )
-        client = cls(mode, process, AsyncChannel(ours))
+        client = cls(mode, process, AsyncChannel(ours), words)
         try:
-            hello = await asyncio.wait_for(client._channel.receive(), START_S)
-        except (EOFError, TimeoutError, ConnectionError) as error:
-            raise ZygoteError(f"the {mode} zygote did not start: {client._last_words()}") from error
-        if hello.get("ready") is not True:
+            await client._greet()
+        except BaseException:
             await client.close()
-            raise SandboxUnavailable(str(hello.get("error")), help=str(hello.get("help")))
-        if hello.get("threads") != 1:
-            await client.close()
-            raise ZygoteError(f"the {mode} zygote holds {hello.get('threads')} threads; forking would be unsafe")
+            raise
         client._reader = asyncio.create_task(client._read())
         return client
 
+    async def _greet(self) -> None:
+        try:
+            hello = await asyncio.wait_for(self._channel.receive(), START_S)
+        except (EOFError, TimeoutError, ConnectionError) as error:
+            raise ZygoteError(f"the {self.mode} zygote did not start: {self._last_words()}") from error
+        if hello.get("ready") is not True:
+            raise SandboxUnavailable(str(hello.get("error")), help=str(hello.get("help")))
+        if hello.get("threads") != 1:
+            raise ZygoteError(f"the {self.mode} zygote holds {hello.get('threads')} threads; forking would be unsafe")
+
     def _last_words(self) -> str:
         self.process.kill()
-        _, stderr = self.process.communicate()
-        lines = stderr.decode(errors="replace").strip().splitlines()
+        self.process.wait()
+        self._words.seek(0)
+        lines = self._words.read().decode(errors="replace").strip().splitlines()
         return lines[-1] if lines else f"exit code {self.process.returncode}"
 
     async def _read(self) -> None:
@@ -147,5 +156,4 @@ class ZygoteClient:
         except subprocess.TimeoutExpired:
             self.process.kill()
             await asyncio.to_thread(self.process.wait)
-        if self.process.stderr is not None:
-            self.process.stderr.close()
+        self._words.close()
