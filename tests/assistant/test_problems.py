@@ -39,11 +39,11 @@ LAUNCH_S = 4e-6
 MAX_BYTES = 8 * 2**30
 
 
-class Cost(TorchDispatchMode):
+class Cost(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Counts operators that make new tensors, with their floating-point operations and the bytes that they move."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.launches = 0
         self.flop = 0
         self.read_bytes = 0
