@@ -289,7 +289,7 @@ def _search(
 
     async def work() -> Answer:
         stop = asyncio.Event()
-        with _stopping(stop, console), console.progress(f"optimising {plan.task.target}", total) as progress:
+        with stopping(stop, console), console.progress(f"optimising {plan.task.target}", total) as progress:
             reporter = _Reporter(console, progress, events)
             async with opened(proposer), Gym(gym_settings) as gym:
                 return await search_and_write(plan, run, gym, proposer, emit=reporter.tell, stop=stop)
@@ -298,7 +298,7 @@ def _search(
 
 
 @contextlib.contextmanager
-def _stopping(stop: asyncio.Event, console: Console) -> Iterator[None]:
+def stopping(stop: asyncio.Event, console: Console) -> Iterator[None]:
     """Set ``stop`` on the first SIGINT or SIGTERM; the second one has its usual effect."""
     loop = asyncio.get_running_loop()
     signals = (signal.SIGINT, signal.SIGTERM)

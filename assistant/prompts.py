@@ -48,6 +48,7 @@ FILE_CHARS = 40_000
 """Sources of one task beyond this are named and left out; the entry file always goes in."""
 
 _FOLDER = Path(__file__).parent / "templates"
+_NAMES = ("feedback.j2", "task.j2", *(f"example_{family}.j2" for family in FAMILIES))
 _REDUCTIONS = re.compile(r"softmax|norm|sum|mean|max|min|prod|cum|var|std|arg|logsumexp|topk|sort")
 _MATMULS = re.compile(r"^(linear|mm|addmm|matmul|bmm|baddbmm|einsum|dot|mv|scaled_dot_product)")
 _VERSION = re.compile(r"\{#-? drk-prompt (\w+) (\d+)")
@@ -72,9 +73,8 @@ class Prompts:
         import jinja2
         from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-        known = {path.name for path in _FOLDER.glob("*.j2")}
         if folder is not None:
-            _check_folder(folder, known)
+            _check_folder(folder)
         places = [place for place in (folder, _FOLDER) if place is not None]
         self._environment = ImmutableSandboxedEnvironment(
             loader=jinja2.FileSystemLoader(places), undefined=jinja2.StrictUndefined, keep_trailing_newline=False
@@ -96,7 +96,7 @@ class Prompts:
 
     def _describe_versions(self, places: Sequence[Path]) -> str:
         parts, sha = [], hashlib.sha256()
-        for name in sorted(path.name for path in _FOLDER.glob("*.j2")):
+        for name in _NAMES:
             text = next((place / name).read_text(encoding="utf-8") for place in places if (place / name).is_file())
             sha.update(f"{name}\0{text}\0".encode())
             found = _VERSION.match(text)
@@ -105,14 +105,12 @@ class Prompts:
         return f"{', '.join(parts)} ({sha.hexdigest()[:8]})"
 
 
-def _check_folder(folder: Path, known: set[str]) -> None:
+def _check_folder(folder: Path) -> None:
     if not folder.is_dir():
         raise UsageError(f"there is no folder of templates at {folder}", help="--templates FOLDER")
-    strange = sorted(path.name for path in folder.glob("*.j2") if path.name not in known)
+    strange = sorted(path.name for path in folder.glob("*.j2") if path.name not in _NAMES)
     if strange:
-        raise UsageError(
-            f"{strange[0]} in {folder} is no template's name", help=f"known are: {', '.join(sorted(known))}"
-        )
+        raise UsageError(f"{strange[0]} in {folder} is no template's name", help=f"known are: {', '.join(_NAMES)}")
 
 
 def fenced(text: str, language: str = "") -> str:

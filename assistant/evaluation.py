@@ -1,0 +1,263 @@
+"""``drk eval`` as a function: every proposer over many problems, by turns and samples, resumable (DESIGN 9).
+
+A *problem* is a file in KernelBench form (or whatever ``drk optimize`` takes), a *sample* one independent episode on it
+with its own run folder; the loop is that of ``drk optimize`` with one candidate a turn. What a sample found is kept in
+its run, so an evaluation that was killed goes on with nothing asked or judged twice. Figures and the report are made by
+:mod:`drk.assistant.eval_report` from the same rows.
+
+Problems that cannot be read or whose reference cannot be judged are listed as unusable and left out of all
+denominators; samples that could not be judged (host faults, a model that failed) are listed too, and make the report
+*partial*. Left out: several machines, and choosing problems by difficulty.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from drk.assistant.atomic_write import write_atomically
+from drk.assistant.budget import Budget, Spending, gpu_seconds
+from drk.assistant.episode import Turn
+from drk.assistant.errors import DrkError, UsageError
+from drk.assistant.intake import resolve_target
+from drk.assistant.llm.call_journal import read_spending
+from drk.assistant.optimize import OptimizeGym, cache_conditions, hardware_facts
+from drk.assistant.prompts import family_of
+from drk.assistant.proposers import Proposer
+from drk.assistant.runs import create_run, list_runs
+from drk.assistant.search import Search
+from drk.assistant.verdict_cache import VerdictCache
+from drk.gym.errors import BundleError, HostError, TaskError
+from drk.gym.graph import Graph, graph_from_json
+from drk.gym.schema import Task
+
+SUBSET = 20
+"""Problems of the fixed subset for short evaluations."""
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One problem; ``group`` is the folder below the one that was given (``level1``), or empty."""
+
+    name: str
+    group: str
+    task: Task
+
+
+@dataclass(frozen=True)
+class EvalPlan:
+    """What to evaluate and how; ``max_time_s`` and the limit on money hold for each sample."""
+
+    problems: tuple[Problem, ...]
+    unusable: Mapping[str, str] = field(default_factory=dict)
+    turns: int = 1
+    samples: int = 1
+    workers: int = 2
+    max_time_s: float = 600.0
+    max_cost_usd: float | None = None
+    target: str = "sm_90"
+    judging: Mapping[str, Any] = field(default_factory=dict)
+    cache_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class SampleResult:
+    """What one sample came to. ``fault`` says why it could not be judged; it then counts in no figure."""
+
+    problem: str
+    sample: int
+    turns: tuple[Turn, ...] = ()
+    ended: str = ""
+    fault: str = ""
+    spending: Spending = field(default_factory=Spending)
+
+
+@dataclass(frozen=True)
+class EvalResult:
+    """All samples in the order of problems; ``families`` by problem; problems that turned out unusable with reasons."""
+
+    samples: tuple[SampleResult, ...]
+    families: Mapping[str, str]
+    unusable: Mapping[str, str]
+    seconds: float
+    interrupted: bool = False
+
+
+def find_problems(
+    where: Path, *, limit: int | None = None, settings: Mapping[str, Any] | None = None
+) -> tuple[tuple[Problem, ...], dict[str, str]]:
+    """Read the problems of a folder of Python files, or of a list with one target a line.
+
+    Args:
+        where: the folder (searched to its depths), or the list (``#`` begins a comment).
+        limit: take so many, spread evenly over the sorted names: always the same ones.
+        settings: ``mode``, ``precision``, ``tolerance`` for every task.
+
+    Returns:
+        Problems in the order of their names, and the reasons for those that cannot be used.
+
+    Raises:
+        UsageError: there is no such folder or list, or nothing in it.
+    """
+    targets = _targets(where)
+    if limit is not None and len(targets) > limit:
+        targets = [targets[i * len(targets) // limit] for i in range(limit)]
+    problems: list[Problem] = []
+    unusable: dict[str, str] = {}
+    for name, group, target in targets:
+        try:
+            task = resolve_target(target, **(settings or {}))
+            problems.append(Problem(name, group, replace(task, name=name)))
+        except DrkError as error:
+            unusable[name] = error.message + (f": {error.cause}" if error.cause else "")
+    return tuple(problems), unusable
+
+
+def _targets(where: Path) -> list[tuple[str, str, str]]:
+    """Return (name, group, target) of everything below ``where``, sorted by name."""
+    if where.is_dir():
+        files = [path for path in where.rglob("*.py") if not path.name.startswith(("_", "test_", "conftest"))]
+        found = [_named(path.relative_to(where), str(path)) for path in files if "." not in path.parent.name]
+    elif where.is_file() and where.suffix != ".py":
+        lines = [line.strip() for line in where.read_text(encoding="utf-8").splitlines()]
+        texts = [line for line in lines if line and not line.startswith("#")]
+        found = [_named(Path(text), str(where.parent / text)) for text in texts]
+    else:
+        raise UsageError(f"no problems at {where}", help="a folder of Python files, or a list with one target a line")
+    if not found:
+        raise UsageError(f"there are no problems in {where}", help="files in KernelBench form: Model and get_inputs")
+    names = [name for name, _, _ in found]
+    if doubled := next((name for name in names if names.count(name) > 1), ""):
+        raise UsageError(f"two problems in {where} are called {doubled}")
+    return sorted(found)
+
+
+def _named(path: Path, target: str) -> tuple[str, str, str]:
+    parts = path.with_suffix("").parts if path.suffix == ".py" else path.parts
+    name = ".".join(parts).replace(":", "-").lstrip(".")
+    return name, parts[0] if len(parts) > 1 else "", target
+
+
+async def evaluate(
+    plan: EvalPlan,
+    folder: Path,
+    gym: OptimizeGym,
+    proposer: Proposer,
+    *,
+    tell: Callable[[SampleResult], None] = lambda _: None,
+    stop: asyncio.Event | None = None,
+) -> EvalResult:
+    """Evaluate ``proposer`` on all problems of ``plan``; runs are kept, and resumed, below ``folder``.
+
+    Args:
+        plan: what to do.
+        folder: holds ``runs/`` and ``problems/``.
+        gym: an entered gym.
+        proposer: an opened proposer.
+        tell: is called with every sample that is done.
+        stop: when set, samples under way end; what was judged is kept.
+
+    Raises:
+        HostError: the gym failed.
+    """
+    work = _Work(plan, folder, gym, proposer, tell, stop or asyncio.Event())
+    began = time.monotonic()
+    results = await asyncio.gather(*(work.problem(problem) for problem in plan.problems))
+    samples = tuple(sample for group in results for sample in group)
+    unusable = {**plan.unusable, **work.unusable}
+    return EvalResult(samples, work.families, unusable, time.monotonic() - began, work.stop.is_set())
+
+
+class _Work:
+    """One evaluation under way."""
+
+    def __init__(
+        self,
+        plan: EvalPlan,
+        folder: Path,
+        gym: OptimizeGym,
+        proposer: Proposer,
+        tell: Callable[[SampleResult], None],
+        stop: asyncio.Event,
+    ) -> None:
+        self.stop = stop
+        self.families: dict[str, str] = {}
+        self.unusable: dict[str, str] = {}
+        self._plan = plan
+        self._folder = folder
+        self._gym = gym
+        self._proposer = proposer
+        self._tell = tell
+        self._slots = asyncio.Semaphore(plan.workers)
+        self._hardware = hardware_facts(gym.device_facts, plan.target)
+        self._cache = VerdictCache(plan.cache_dir, cache_conditions(gym.device_facts, plan.judging))
+
+    async def problem(self, problem: Problem) -> Sequence[SampleResult]:
+        """Look at the reference once, then run all samples."""
+        async with self._slots:
+            if self.stop.is_set():
+                return [SampleResult(problem.name, i, fault="interrupted") for i in range(self._plan.samples)]
+            try:
+                graph = await self._look(problem)
+            except TaskError as error:
+                self.unusable[problem.name] = error.message
+                return []
+        self.families[problem.name] = family_of(graph, problem.task.files[problem.task.entry])
+        return await asyncio.gather(*(self._sample(problem, graph, i) for i in range(self._plan.samples)))
+
+    async def _look(self, problem: Problem) -> Graph | None:
+        """Run the reference and capture its graph, or read what an earlier start captured."""
+        kept = self._folder / "problems" / f"{problem.name}.json"
+        if kept.exists():
+            data = json.loads(kept.read_text())
+        else:
+            await self._gym.inspect(problem.task)
+            try:
+                data = {"graph": await self._gym.capture(problem.task)}
+            except (TaskError, BundleError) as error:
+                data = {"graph": None, "reason": error.message}
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(kept, json.dumps(data).encode())
+        try:
+            return None if data["graph"] is None else graph_from_json(data["graph"])
+        except BundleError:
+            return None
+
+    async def _sample(self, problem: Problem, graph: Graph | None, number: int) -> SampleResult:
+        async with self._slots:
+            if self.stop.is_set():
+                return SampleResult(problem.name, number, fault="interrupted")
+            result = await self._run(problem, graph, number)
+        self._tell(result)
+        return result
+
+    async def _run(self, problem: Problem, graph: Graph | None, number: int) -> SampleResult:
+        place = self._folder / "runs" / f"{problem.name}-{number}"
+        runs = list_runs(place)
+        run = runs[0] if runs else create_run(place, problem.task, {"problem": problem.name, "sample": number})
+        budget = Budget(self._plan.turns, 1, self._plan.max_time_s, self._plan.max_cost_usd)
+        with run.locked():
+            search = Search(
+                run,
+                problem.task,
+                judge=self._gym,
+                proposer=self._proposer,
+                cache=self._cache,
+                budget=budget,
+                emit=lambda _: None,
+                stop=self.stop,
+                on_gpu=self._gym.device_facts.get("gpu") is not None,
+            )
+            try:
+                found = await search.turns(graph, self._hardware)
+            except (DrkError, HostError) as error:
+                return SampleResult(problem.name, number, fault=error.message)
+        turns = found.episode.turns
+        spending = replace(read_spending(run.folder), gpu_s=gpu_seconds(turns))
+        fault = "interrupted" if found.interrupted else "" if turns else "; ".join(found.host_errors)
+        return SampleResult(problem.name, number, turns, found.ended, fault, spending)
