@@ -178,6 +178,7 @@ class SftSection:
     """Supervised fine-tuning on trajectories (JSONL of ``drk data trajectories``)."""
 
     path: str = ""
+    learn: Literal["accepted", "all", "last"] = "accepted"
     epochs: float = 4.0
     batch_rows: int = 64
     micro_batches: int = 1

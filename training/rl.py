@@ -40,6 +40,7 @@ from drk.training.run_folder import RunFolder, disk_full, is_disk_full, step_of
 from drk.training.scoring import PatientJudge
 from drk.training.tasks import TrainingTask, draw_tasks
 from drk.training.trainer import TurnLevelTrainer
+from drk.training.vllm_backend import VllmBackend
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,15 @@ class Trained:
     final: Path
     steps: int
     resumed_at: int
+
+    def facts(self) -> dict[str, Any]:
+        """Return the outcome as JSON-able values."""
+        return {
+            "folder": str(self.folder),
+            "model": str(self.final),
+            "steps": self.steps,
+            "resumed_at": self.resumed_at,
+        }
 
 
 def load_tasks(config: TrainConfig, *, held_out: bool = False) -> list[TrainingTask]:
@@ -77,7 +87,8 @@ def load_tasks(config: TrainConfig, *, held_out: bool = False) -> list[TrainingT
 
 def task_order(tasks: int, count: int, seed: int) -> list[int]:
     """Return ``count`` task numbers: shuffled passes over all of them. A longer order begins with the shorter one."""
-    rng, order = random.Random(seed), []
+    rng = random.Random(seed)
+    order: list[int] = []
     while len(order) < count:
         order += rng.sample(range(tasks), tasks)
     return order[:count]
@@ -155,7 +166,15 @@ def trainer_arguments(config: TrainConfig, folder: RunFolder, processes: int) ->
         remove_unused_columns=False,
         dataloader_pin_memory=not on_cpu,
         use_cpu=on_cpu,
+        **_server_arguments(config),
     )
+
+
+def _server_arguments(config: TrainConfig) -> dict[str, Any]:
+    """Return what TRL needs to move weights into a vLLM server; sampling itself goes past TRL."""
+    if config.rollout.backend != "vllm":
+        return {}
+    return {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": config.rollout.url.removesuffix("/v1")}
 
 
 class Session:
@@ -264,20 +283,14 @@ def _train(
     order = task_order(len(tasks), config.run.steps * config.rollout.prompts_per_step, config.run.seed)
     rows = datasets.Dataset.from_list([{"prompt": tasks[i].name, "task_index": i} for i in order])
     trainer: Any = None
-    backend = WaveBackend(
-        lambda: trainer.accelerator.unwrap_model(trainer.model),
-        temperature=config.rollout.temperature,
-        stop_ids=stop_ids(tokenizer, model),
-        pad_id=tokenizer.pad_token_id,
-        batch_rows=config.rollout.batch_rows,
-        context=lambda: trainer.accelerator.autocast(),  # noqa: PLW0108 - there is no trainer yet
-    )
+    backend = make_backend(config, stop_ids(tokenizer, model), tokenizer.pad_token_id, lambda: trainer)
     collector = session.collector(backend, prompter, tokenizer)
     trainer = TurnLevelTrainer(
         tasks=tasks,
         collect=lambda items, *, seed: session.collect(collector, items, seed=seed),
         settings=config,
         journal=folder.journal,
+        before_collect=sync_served_weights if config.rollout.backend == "vllm" else None,
         model=model,
         args=arguments,
         train_dataset=rows,
@@ -286,10 +299,39 @@ def _train(
         callbacks=[MetricsWriter(folder, report), FiniteGradients(), CheckpointGuard(folder, config)],
     )
     trainer.remove_callback(PrinterCallback)
-    return _run(trainer, folder)
+    return run_trainer(trainer, folder)
 
 
-def _run(trainer: Any, folder: RunFolder) -> Trained:
+def make_backend(config: TrainConfig, stops: frozenset[int], pad_id: int, trainer: Callable[[], Any]) -> PolicyBackend:
+    """Return the sampler that the settings name; ``trainer`` gives the trainer once there is one."""
+    rollout = config.rollout
+    if rollout.backend == "vllm":
+        return VllmBackend(
+            rollout.url,
+            rollout.served_model,
+            temperature=rollout.temperature,
+            stop_ids=stops,
+            concurrency=rollout.concurrency,
+            patience_s=config.gym.patience_s,
+            timeout_s=rollout.trajectory_timeout_s,
+        )
+    return WaveBackend(
+        lambda: trainer().accelerator.unwrap_model(trainer().model),
+        temperature=rollout.temperature,
+        stop_ids=stops,
+        pad_id=pad_id,
+        batch_rows=rollout.batch_rows,
+        context=lambda: trainer().accelerator.autocast(),  # noqa: PLW0108 - there is no trainer yet
+    )
+
+
+def sync_served_weights(trainer: Any) -> None:
+    """Send the weights to the vLLM server, by TRL's own means."""
+    trainer.vllm_generation.sync_weights()
+
+
+def run_trainer(trainer: Any, folder: RunFolder) -> Trained:
+    """Train from the last whole checkpoint or the start, and save the final weights."""
     if folder.main:
         folder.remove_incomplete()
     PartialState().wait_for_everyone()

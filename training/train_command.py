@@ -57,14 +57,29 @@ def rl(
         from drk.training.rl import train_rl
 
         done = train_rl(settings, step_reporter(console, settings.run.steps))
-        facts = {
-            "folder": str(done.folder),
-            "model": str(done.final),
-            "steps": done.steps,
-            "resumed_at": done.resumed_at,
-        }
         if int(os.environ.get("RANK", "0")) == 0:
-            print_facts(console, facts, as_json=output == "json")
+            print_facts(console, done.facts(), as_json=output == "json")
+
+
+@app.command("sft")
+def sft(
+    ctx: typer.Context,
+    config: ConfigName,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    output: Format = "text",
+) -> None:
+    """Fine-tune on demonstrations (drk data trajectories), loss on answers only."""
+    console = console_from(ctx)
+    settings = load_config(config, overrides or ())
+    if print_config:
+        console.result(config_to_toml(settings).rstrip())
+        return
+    with training_errors(), quiet_libraries():
+        from drk.training.sft import train_sft
+
+        done = train_sft(settings, step_reporter(console, 0))
+        print_facts(console, done.facts(), as_json=output == "json")
 
 
 def step_reporter(console: Console, steps: int) -> Any:
@@ -72,7 +87,7 @@ def step_reporter(console: Console, steps: int) -> Any:
 
     def report(step: int, numbers: dict[str, float]) -> None:
         shown = [f"{name} {numbers[name]:.4g}" for name in SHOWN if name in numbers]
-        console.info(f"step {step}/{steps}  " + "  ".join(shown))
+        console.info(f"step {step}{f'/{steps}' if steps else ''}  " + "  ".join(shown))
 
     return report
 
