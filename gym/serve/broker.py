@@ -21,6 +21,7 @@ TASK_NAME = "drk.judge"
 KEY_PREFIX = "drk:celery:"
 SEPARATOR = "\x06\x16"
 UNACKED = KEY_PREFIX + "unacked"
+UNACKED_INDEX = KEY_PREFIX + "unacked_index"
 QUEUE_SLACK_S = 120.0
 
 
@@ -101,6 +102,13 @@ async def jobs_with_messages(redis: Any, queues: Sequence[str]) -> set[str]:
     found = {_job_of(json.loads(text)) for text in texts}
     found |= {_job_of(json.loads(text)[0]) for text in held}
     return {job for job in found if job}
+
+
+async def jobs_held_since(redis: Any, moment: float) -> set[str]:
+    """Return the ids of jobs whose message some worker, alive or not, has held since ``moment`` or before."""
+    tags = await redis.zrangebyscore(UNACKED_INDEX, "-inf", moment)
+    texts = await redis.hmget(UNACKED, tags) if tags else []
+    return {_job_of(json.loads(text)[0]) for text in texts if text is not None}
 
 
 def _job_of(message: dict[str, Any]) -> str:

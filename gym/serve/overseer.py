@@ -5,7 +5,8 @@ One API process at a time is the overseer (a lease in Redis). Every tick:
 - a running job whose worker's heartbeat is gone, or whose worker does not hold it, goes back to waiting (three times,
   then it fails: poison);
 - a waiting job beyond its deadline expires;
-- when there are fewer messages than open jobs, those without one are sent again;
+- when there are fewer messages than open jobs, those without one are sent again; so are those whose message has been
+  with a worker for long (a dead one's, or one lost in a reconnect, would only come back after the visibility timeout);
 - the longest waiting are sent again as urgent, a few at a time, so that a stream of urgent jobs cannot starve them.
   The superfluous message is dropped by the worker that meets it.
 
@@ -26,7 +27,7 @@ from kombu.exceptions import OperationalError
 from redis.exceptions import RedisError
 
 from drk.gym.serve import scripts
-from drk.gym.serve.broker import jobs_with_messages, message_count, queue_name, send_jobs
+from drk.gym.serve.broker import jobs_held_since, jobs_with_messages, message_count, queue_name, send_jobs
 from drk.gym.serve.jobs import clock, expired, poison
 from drk.gym.serve.metrics import increments_of
 from drk.gym.serve.settings import HEARTBEAT_TTL_S, MAX_DEATHS, PRIORITIES
@@ -36,7 +37,9 @@ LOG = logging.getLogger("drk.gym.overseer")
 TICK_S = 1.0
 LEASE_S = 6
 REPAIR_EVERY_S = 5.0
-LOST_AFTER_S = 10.0
+LOST_AFTER_S = 8.0
+STUCK_AFTER_S = 8.0
+STUCK_AGAIN_S = 30.0
 PROMOTE_EVERY_S = 5.0
 PROMOTE_AFTER_S = 60.0
 UNHELD_AFTER_S = 2.0
@@ -118,19 +121,15 @@ class Overseer:
         names = await redis.zrangebyscore(scripts.WAITING, "-inf", submitted_before, start=0, num=count)
         pipeline = redis.pipeline(transaction=False)
         for name in names:
-            pipeline.hmget(scripts.job_key(name), "queue", "priority", "queue_deadline", "promoted")
+            pipeline.hmget(scripts.job_key(name), "queue", "priority", "queue_deadline", "promoted", "sent_again_at")
         rows = await pipeline.execute() if names else []
         found = []
-        for name, (queue, priority, deadline, promoted) in zip(names, rows, strict=True):
+        for name, (queue, priority, deadline, promoted, again) in zip(names, rows, strict=True):
             if queue is None:
                 await redis.zrem(scripts.WAITING, name)
             else:
-                found.append(
-                    (
-                        name,
-                        {"queue": queue, "priority": priority, "queue_deadline": deadline, "promoted": promoted or ""},
-                    )
-                )
+                row = {"queue": queue, "priority": priority, "queue_deadline": deadline}
+                found.append((name, {**row, "promoted": promoted or "", "sent_again_at": again or "0"}))
         return found
 
     async def _expire(self) -> None:
@@ -141,21 +140,28 @@ class Overseer:
                 await self._store.finish(job_id, outcome, self._ttl_s, increments_of(outcome, 0.0, ""))
 
     async def repair(self) -> int:
-        """Send again every waiting job that has no message; return how many."""
+        """Send again every waiting job whose message is lost, or stuck with a worker; return how many."""
+        redis = self._store.redis
         queues = [queue_name(name) for name in {*await self._store.classes(), "any"}]
         waiting, running = await self._store.depth()
-        if not waiting or await message_count(self._store.redis, queues) >= waiting + running:
+        if not waiting:
             return 0
-        known = await jobs_with_messages(self._store.redis, queues)
-        lost = [
+        stuck = await jobs_held_since(redis, clock() - STUCK_AFTER_S)
+        complete = await message_count(redis, queues) >= waiting + running
+        if complete and not stuck:
+            return 0
+        known = set() if complete else await jobs_with_messages(redis, queues)
+        again = [
             (job_id, fields["queue"], int(fields["priority"]))
             for job_id, fields in await self._waiting(clock() - LOST_AFTER_S, 5000)
-            if job_id not in known
+            if (not complete and job_id not in known) or (job_id in stuck and _due(fields))
         ]
-        if lost:
-            LOG.warning("sent again", extra={"jobs": len(lost)})
-            await asyncio.to_thread(send_jobs, self._app, lost)
-        return len(lost)
+        if again:
+            LOG.warning("sent again", extra={"jobs": len(again)})
+            await asyncio.to_thread(send_jobs, self._app, again)
+            for job_id, _, _ in again:
+                await redis.hset(scripts.job_key(job_id), "sent_again_at", clock())
+        return len(again)
 
     async def _promote(self, slots: int) -> None:
         count = max(slots * self._promoted_per_slot, 1)
@@ -168,6 +174,10 @@ class Overseer:
             await asyncio.to_thread(send_jobs, self._app, oldest)
             for job_id, _, _ in oldest:
                 await self._store.redis.hset(scripts.job_key(job_id), "promoted", "1")
+
+
+def _due(fields: Mapping[str, str]) -> bool:
+    return clock() - float(fields["sent_again_at"]) > STUCK_AGAIN_S
 
 
 def _dropped(job_id: str, started_at: float, beat: Mapping[str, str]) -> bool:

@@ -57,11 +57,13 @@ def processes_of(marker: str) -> list[int]:
 
 def children(pid: int) -> list[int]:
     """Return the pids of a process's children."""
+    found: list[int] = []
     try:
-        text = Path(f"/proc/{pid}/task/{pid}/children").read_text()
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            found += [int(word) for word in (thread / "children").read_text().split()]
     except OSError:
-        return []
-    return [int(word) for word in text.split()]
+        return found
+    return found
 
 
 def command_of(pid: int) -> str:

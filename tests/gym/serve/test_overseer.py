@@ -82,6 +82,24 @@ async def test_a_lost_message_is_sent_again(store, overseer, valkey_url, monkeyp
     assert await overseer.repair() == 0
 
 
+async def test_a_message_stuck_with_a_worker_is_sent_again_now_and_then(
+    store, overseer, valkey_url, monkeypatch
+) -> None:
+    monkeypatch.setattr(module, "LOST_AFTER_S", 0.0)
+    await store.redis.sadd(scripts.CLASSES, "interpret")
+    await store.submit([job("a")], "me", ROOMY, 60)
+    app = make_celery(valkey_url, 30)
+    send_jobs(app, [("a", QUEUE, 6)])
+    with app.connection_for_read() as connection, connection.SimpleQueue(QUEUE) as queue:
+        message = queue.get(timeout=5)
+        assert await overseer.repair() == 0, "held for a moment only"
+        monkeypatch.setattr(module, "STUCK_AFTER_S", -1.0)
+        assert await overseer.repair() == 1
+        assert await overseer.repair() == 0, "not again so soon"
+        message.ack()
+    app.close()
+
+
 async def test_a_waiting_job_expires(store, overseer) -> None:
     await store.submit([job("a", deadline_s=-1), job("b")], "me", ROOMY, 60)
     await overseer.tick()
