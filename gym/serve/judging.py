@@ -17,12 +17,13 @@ from typing import Any
 
 from drk.gym.draft import UNJUDGED_KINDS
 from drk.gym.engine import Gym
-from drk.gym.errors import BundleError, HostError, TaskError
+from drk.gym.errors import BundleError, HostError, TaskError, ZygoteError
 from drk.gym.graph import graph_from_json
 from drk.gym.graph_cost import graph_cost
 from drk.gym.schema import Candidate, Failure, Task, Verdict
 from drk.gym.serve.jobs import Fault, Outcome
 from drk.gym.wire import candidate_from_json, candidate_id, task_from_json, task_id, verdict_to_json
+from drk.gym.zygote_client import ZygoteClient
 
 RETRY_PAUSE_S = 0.5
 
@@ -82,7 +83,7 @@ class Bench:
         for attempt in range(self._retries + 1):
             last = attempt == self._retries
             try:
-                outcome = await action()
+                outcome = await self._unless_zygote_dies(action)
             except HostError:
                 if last:
                     raise
@@ -91,6 +92,25 @@ class Bench:
                     return outcome
             await asyncio.sleep(RETRY_PAUSE_S * 2**attempt)
         raise AssertionError("unreachable: the last attempt returns or raises")
+
+    async def _unless_zygote_dies(self, action: Callable[[], Awaitable[Outcome]]) -> Outcome:
+        """Do it; a bad end is the host's fault when a zygote died meanwhile, since its Runners die with it.
+
+        Raises:
+            ZygoteError: that is what happened.
+        """
+        before = list(self._gym._zygotes.values())
+        died = ZygoteError("a zygote died, and its Runners with it")
+        try:
+            outcome = await action()
+        except TaskError:
+            if any(map(_ended, before)):
+                raise died from None
+            raise
+        bad = outcome.verdict is not None and outcome.verdict["status"] != "accepted"
+        if bad and any(map(_ended, before)):
+            raise died
+        return outcome
 
     def _action(
         self, fields: Mapping[str, str], task: Task, candidate: Candidate | None
@@ -125,6 +145,10 @@ class Bench:
             "estimate": {"size_bytes": cost.size_bytes, "flops": cost.flops},
             "measured": None,
         }
+
+
+def _ended(zygote: asyncio.Task[ZygoteClient]) -> bool:
+    return zygote.done() and not zygote.cancelled() and (zygote.exception() is not None or not zygote.result().alive)
 
 
 def _host_failed(verdict: Mapping[str, Any] | None) -> bool:
