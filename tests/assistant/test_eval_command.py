@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +94,11 @@ def test_an_evaluation_and_its_resumption(suite: Path) -> None:
     [
         (["absent"], "no problems at"),
         (["suite", "--resume"], "there is no evaluation"),
-        (["suite", "--proposer", "openai:m", "--device", "interpret"], "OPENAI_API_KEY is not set"),
+        pytest.param(
+            ["suite", "--proposer", "openai:m", "--device", "interpret"],
+            "OPENAI_API_KEY is not set",
+            marks=pytest.mark.skipif(find_spec("openai") is None, reason="the llm extra is not installed"),
+        ),
         (["suite", "--proposer", "openai:m", "--model-option", "temprature=1"], "did you mean 'temperature'?"),
         (["suite", "--proposer", "openai:m", "--base-url", "ftp://x"], "--base-url is no http"),
     ],
