@@ -1,9 +1,11 @@
 """The correctness trials of one candidate, and the experiments that ride on them.
 
-Trial 0 runs on fresh inputs, with what the allocator will hand out poisoned. Trial 1 draws other values into the *same*
-storage (a cache keyed by address answers with the past), and what trial 0 returned is read again (a buffer that is
-given out twice has changed). Further trials use fresh storage. Then the candidate's kernels are suppressed: an output
-that stays right was not made by them. A failed trial is set against lower rungs of the reference to name a downgrade.
+Trial 0 runs on fresh inputs, with what the allocator will hand out poisoned. Trial 1 repeats it with a few elements
+moved, in the same tensors, with changed weights (a cache keyed by address, object, fingerprint or packed weights
+answers with the past), and what trial 0 returned is read again (a buffer that is given out twice has changed). Further
+trials stress magnitudes and strides, as far as the reference stands them. Last, the candidate's kernels are suppressed:
+an output that stays right was not made by them. A failed trial is set against lower rungs of the reference to name a
+downgrade.
 """
 
 from __future__ import annotations
@@ -82,28 +84,38 @@ class Trials:
         limits = self.settings.limits
         with self.draft.stage("reference"):
             trial = await self.session.trial(index)
-        shapes = [[list(leaf.shape), dtype_name(leaf.dtype)] for leaf in trial.native.values()]
+        recipe = dict(trial.recipe)
+        if self.draft.weights != "copied":
+            recipe.pop("weights", None)
         with self.draft.stage("correct"):
             leaves, answer = await self.leaves(
                 limits.compile_s if index == 0 else limits.run_s,
                 key=trial.key,
                 grad=self.task.grad,
-                log_operators=index == 0,
-                reuse=index == 1,
-                poison=shapes if index != 1 else [],
+                log_operators=index <= 1,
+                recipe=recipe,
+                poison=self._shapes(trial) if index != 1 else [],
             )
             self.draft.reach("ran")
-            copied = self.draft.weights != "seeded"
             self._note_tripwires(answer)
             self.evaluation.launched |= bool(answer.get("launched"))
+            copied, keys = self.draft.weights != "seeded", self.session.state_keys
             self.draft.cells += await asyncio.to_thread(
-                compare_trial, f"seed{index}", trial, leaves, answer, self.task, copied=copied
+                compare_trial, self._name(index, trial), trial, leaves, answer, self.task, keys, copied=copied
             )
-        if index == 0:
-            rows = answer.get("operators") or []
-            self.draft.coverage_estimate = coverage_estimate(
-                self.session.operators, rows, self.evaluation.gym.cost_target
-            )
+        if index <= 1:
+            rows, target = answer.get("operators") or [], self.evaluation.gym.cost_target
+            self.draft.coverage_estimate = coverage_estimate(self.session.operators, rows, target)
+
+    @staticmethod
+    def _shapes(trial: Trial) -> list[list[Any]]:
+        return [[list(leaf.shape), dtype_name(leaf.dtype)] for leaf in trial.native.values()]
+
+    @staticmethod
+    def _name(index: int, trial: Trial) -> str:
+        """Name a trial after its recipe, for the verdict's cells."""
+        words = [name for name in ("perturb", "stress", "strided") if trial.recipe.get(name)]
+        return f"seed{index}" + "".join(f" {word}" for word in words)
 
     def _note_tripwires(self, answer: dict[str, Any]) -> None:
         tripped = answer.get("tripped")
@@ -135,6 +147,8 @@ class Trials:
         held = await self._fetched(answer)
         trial = await self.session.trial(0)
         for name, reference in trial.native.items():
+            if name in trial.aliased:
+                continue  # it is (part of) an input, which now holds other values
             if name in held and not compare_leaf(name, held[name], trial.truth[name], reference).passed:
                 proof = f"{name} of the first call changed when the second call ran"
                 self.draft.flags.append(Flag("stale-output", "caching", "fraud", proof))
@@ -162,7 +176,9 @@ class Trials:
             else:
                 leaves = await self._fetched(answer)
                 copied = self.draft.weights != "seeded"
-                cells = compare_trial("hidden-shape", trial, leaves, answer, self.task, copied=copied)
+                cells = compare_trial(
+                    "hidden-shape", trial, leaves, answer, self.task, self.session.state_keys, copied=copied
+                )
                 self._judge_hidden(cells, shapes)
             await ask(self.runner, "check", "set_reduction", limits.run_s, plan=self.session.plan)
 
@@ -218,13 +234,24 @@ def nearest_rung(rms: float, rungs: dict[str, float]) -> str | None:
 
 
 def compare_trial(
-    name: str, trial: Trial, leaves: dict[str, Any], answer: dict[str, Any], task: Task, *, copied: bool
+    name: str,
+    trial: Trial,
+    leaves: dict[str, Any],
+    answer: dict[str, Any],
+    task: Task,
+    state_keys: frozenset[str] = frozenset(),
+    *,
+    copied: bool,
 ) -> list[Cell]:
-    """Compare one trial's leaves; a missing or surplus leaf is a failed cell."""
+    """Compare one trial's leaves; a missing or surplus leaf is a failed cell.
+
+    ``state_keys`` are the keys of the reference's ``state_dict``: what else a candidate keeps is its own affair.
+    """
     cells: list[Cell] = []
     structure = structure_difference(answer.get("description"), trial.description)
     if structure:
         cells.append(Cell(f"{name} out", passed=False, reason=structure))
+    cells += form_cells(name, trial, answer)
     for leaf, reference in trial.native.items():
         if leaf.startswith(("state:", "grad:param")) and not copied:
             continue
@@ -243,9 +270,17 @@ def compare_trial(
     cells += [
         Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes state, the reference's does not")
         for leaf in leaves
-        if leaf.startswith("state:") and copied and leaf not in trial.native
+        if leaf.removeprefix("state:") in state_keys and copied and leaf not in trial.native
     ]
     return cells
+
+
+def form_cells(name: str, trial: Trial, answer: dict[str, Any]) -> list[Cell]:
+    """Return failed cells for outputs that share memory with inputs, where the reference's do not."""
+    mine = answer.get("aliased")
+    stray = sorted(set(map(str, mine)) - set(trial.aliased)) if isinstance(mine, list) else []
+    reason = "it shares memory with an input, the reference's output does not"
+    return [Cell(f"{name} {leaf[:80]}", passed=False, reason=reason) for leaf in stray]
 
 
 def structure_difference(mine: Any, theirs: dict[str, Any]) -> str:
@@ -254,6 +289,8 @@ def structure_difference(mine: Any, theirs: dict[str, Any]) -> str:
         return "the candidate's output has no description"
     if mine.get("form") != theirs.get("form"):
         return f"returns {mine.get('form')} instead of {theirs.get('form')}"
+    if mine.get("attributes"):
+        return f"returns a tensor that carries attributes ({str(mine['attributes'])[:80]})"
     if mine.get("subclass"):
         return f"returns a tensor subclass ({str(mine.get('type'))[:80]})"
     if mine.get("form") in ("dict", "dataclass", "namedtuple") and mine.get("keys") != theirs.get("keys"):

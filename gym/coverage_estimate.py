@@ -25,30 +25,36 @@ def _meta(row: Any) -> TensorMeta:
     return TensorMeta(shape=shape, dtype=str(row[1]), strides=tuple(strides))
 
 
-def time_us(rows: list[Any], target: str) -> float:
-    """Return the roofline time of a list of operator rows on ``target``.
+def times_us(rows: list[Any], target: str) -> dict[str, float]:
+    """Return the roofline time on ``target`` by operator name.
 
     Rows come from a Runner; malformed ones raise ``ValueError``, ``TypeError`` or ``KeyError``.
     """
     facts = device_facts(target)
-    total = 0.0
+    total: dict[str, float] = {}
     for row in rows:
         operands = [_meta(item) for item in row["operands"]]
         results = [_meta(item) for item in row["results"]]
-        cost = operator_cost(str(row["op"]).rstrip("_"), operands, results)
+        name = str(row["op"]).rstrip("_")
+        cost = operator_cost(name, operands, results)
         dtype = results[0].dtype if results else "float32"
         peak = facts.peak_tflops.get(_PEAKS.get(dtype, ""), DEFAULT_PEAK_TFLOPS)
-        total += cost.time_us(facts.bandwidth_gb_s, peak)
+        total[name] = total.get(name, 0.0) + cost.time_us(facts.bandwidth_gb_s, peak)
     return total
 
 
 def coverage_estimate(reference_rows: list[Any], candidate_rows: list[Any], target: str) -> float | None:
-    """Return the estimate in 0..1, or None when the reference does nothing that can be costed or rows are malformed."""
+    """Return the estimate in 0..1, or None when the reference does nothing that can be costed or rows are malformed.
+
+    What a candidate does beyond the reference's operators (a copy for its own layout) is not the reference's work, so
+    of each operator at most as much counts as left as the reference spends on it.
+    """
     try:
-        total = time_us(reference_rows, target)
-        left = time_us(candidate_rows, target)
+        total, left = times_us(reference_rows, target), times_us(candidate_rows, target)
     except (ValueError, TypeError, KeyError, IndexError):
         return None
-    if total <= 0:
+    whole = sum(total.values())
+    if whole <= 0:
         return None
-    return min(max(1.0 - left / total, 0.0), 1.0)
+    rest = sum(min(time_us, total.get(name, 0.0)) for name, time_us in left.items())
+    return min(max(1.0 - rest / whole, 0.0), 1.0)

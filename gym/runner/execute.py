@@ -18,6 +18,7 @@ import torch
 from drk.gym.runner import structure
 from drk.gym.runner.float64 import float64, to_float64
 from drk.gym.runner.operators import OperatorLog
+from drk.gym.runner.recipes import scale_weights
 from drk.gym.runner.rungs import RUNGS, on_rung
 
 
@@ -78,6 +79,7 @@ class CallOptions:
     device: str = "cpu"
     key: int = 0
     log_operators: bool = False
+    weights_factor: float | None = None
 
 
 @dataclass
@@ -88,6 +90,7 @@ class Outcome:
     description: dict[str, Any] = field(default_factory=dict)
     operators: list[dict[str, Any]] = field(default_factory=list)
     held: list[tuple[str, torch.Tensor]] = field(default_factory=list)
+    aliased: list[str] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -134,6 +137,9 @@ def call(
     key, so that two processes draw the same ones where they use the same generators in the same order.
     """
     snapshot.restore(module)
+    if options.weights_factor is not None:
+        scale_weights(module, options.weights_factor)
+        snapshot = StateSnapshot.take(module)
     args, kwargs = prepare_inputs(*inputs, options)
     before = {path: tensor.detach().clone() for path, tensor in structure.tensors((args, kwargs))}
     torch.manual_seed(options.key & 0x7FFFFFFF)
@@ -146,6 +152,7 @@ def call(
         if options.grad:
             leaves += gradient_leaves(module, value, args, kwargs, options)
     outcome = Outcome(leaves, structure.describe(value), log.rows if log is not None else [], held)
+    outcome.aliased = sorted({name for name, _ in structure.aliases(held, structure.tensors((args, kwargs)))})
     outcome.leaves += [(f"state:{key}", tensor) for key, tensor in snapshot.changed(module)]
     for path, tensor in structure.tensors((args, kwargs)):
         if not same(before[path], tensor.detach()):
@@ -166,6 +173,13 @@ def output_leaves(value: Any) -> list[tuple[str, torch.Tensor]]:
     return leaves
 
 
+def cotangent(tensor: torch.Tensor, key: int) -> torch.Tensor:
+    """Draw a cotangent for an output from the key alone, in float32, then cast to the output's dtype and device."""
+    generator = torch.Generator("cpu").manual_seed((key ^ 0x5DEECE66D) & 0x7FFFFFFF)
+    drawn = torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device="cpu")
+    return drawn.to(tensor.device, tensor.dtype)
+
+
 def gradient_leaves(
     module: torch.nn.Module, value: Any, args: list[Any], kwargs: dict[str, Any], options: CallOptions
 ) -> list[tuple[str, torch.Tensor]]:
@@ -173,13 +187,8 @@ def gradient_leaves(
     outputs = [tensor for _, tensor in structure.tensors(value) if tensor.requires_grad]
     if not outputs:
         return []
-    generator = torch.Generator("cpu").manual_seed((options.key ^ 0x5DEECE66D) & 0x7FFFFFFF)
-    cotangents = [
-        torch.randn(tensor.shape, generator=generator, dtype=torch.float32, device="cpu").to(
-            tensor.device, tensor.dtype
-        )
-        for tensor in outputs
-    ]
+    with torch._C.DisableTorchFunction():  # float64 rewriting would draw other values
+        cotangents = [cotangent(tensor, options.key) for tensor in outputs]
     torch.autograd.backward(outputs, cotangents)
     leaves = [
         (f"grad:input{path}", tensor.grad)

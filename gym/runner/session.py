@@ -29,6 +29,7 @@ from drk.gym.runner import capture as graph_capture
 from drk.gym.runner import execute, loading, structure, transfer, values
 from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions, StateSnapshot
+from drk.gym.runner.recipes import apply_recipe
 from drk.gym.runner.suppress import ablated, poison_free_memory
 from drk.gym.runner.tripwires import Tripwires
 
@@ -169,8 +170,8 @@ class Session:
     def run(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Call once.
 
-        ``message``: ``key``; ``variant`` (``native``, ``float64`` or a rung); ``grad``; ``log_operators``; ``reuse``
-        (draw into the storage of the last call's inputs); ``poison`` (shapes and dtypes to spoil in free memory first);
+        ``message``: ``key``; ``variant`` (``native``, ``float64`` or a rung); ``grad``; ``log_operators``; ``recipe``
+        (see :mod:`drk.gym.runner.recipes`); ``poison`` (shapes and dtypes to spoil in free memory first);
         ``ablate`` (true, or the name of one kernel: launch nothing of the candidate's).
         """
         options = CallOptions(
@@ -181,6 +182,7 @@ class Session:
             device=self.device,
             key=int(message["key"]),
             log_operators=bool(message.get("log_operators")),
+            weights_factor=(message.get("recipe") or {}).get("weights"),
         )
         module, snapshot = self.built, self.snapshot
         if options.variant == "float64":
@@ -189,9 +191,8 @@ class Session:
             # What follows queues behind this: a kernel on another stream that does not wait for its inputs, or whose
             # result is not waited for, now sees or leaves old memory.
             torch.cuda._sleep(QUEUE_CYCLES)  # type: ignore[no-untyped-call]
-        inputs = self.draw(options.key)
-        if message.get("reuse"):
-            inputs = into_storage_of(self.last_inputs, inputs)
+        recipe = message.get("recipe") or {}
+        inputs = apply_recipe(recipe, self.draw(options.key), self.last_inputs)
         self.last_inputs = inputs
         self.before_run()
         with contextlib.ExitStack() as stack:
@@ -205,6 +206,7 @@ class Session:
             **self.offer(outcome.leaves),
             "description": outcome.description,
             "operators": outcome.operators,
+            "aliased": outcome.aliased,
             "suppressed": sorted(set(suppressed)),
             "launched": census.owned_launches() if options.log_operators else None,
             "tripped": self.tripwires.tripped() if self.tripwires is not None else [],
@@ -265,8 +267,7 @@ class Session:
             with torch.no_grad():
                 return {"graph": graph_capture.capture(self.built, args, kwargs)}
         except graph_capture.CaptureError as error:
-            told = "; ".join(f"{method}: {reason}" for method, reason in error.attempts.items())
-            raise loading.LoadFailure("load", "capture", f"{error} ({told})") from error
+            raise loading.LoadFailure("load", "capture", str(error)) from error
 
     # --- transfer ----------------------------------------------------------------------------------------
 
@@ -282,23 +283,6 @@ class Session:
         transfer.write_tensors(fds[0] if fds else self.arena_fd, self.pending, self.layout)
         self.pending = []
         return {}
-
-
-def into_storage_of(
-    old: tuple[list[Any], dict[str, Any]], new: tuple[list[Any], dict[str, Any]]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Copy new values into the old inputs' tensors where shapes and dtypes agree: same addresses, other contents."""
-    before = dict(structure.tensors(old))
-
-    def place(path: str, tensor: torch.Tensor) -> torch.Tensor:
-        target = before.get(path)
-        if target is None or target.shape != tensor.shape or target.dtype != tensor.dtype or not target.is_contiguous():
-            return tensor
-        with torch.no_grad():
-            return target.detach().copy_(tensor)
-
-    placed = structure.map_tensors(place, new)
-    return list(placed[0]), dict(placed[1])
 
 
 def read_state(fd: int, layout: list[dict[str, Any]], size_bytes: int) -> dict[str, torch.Tensor]:

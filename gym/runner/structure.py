@@ -191,6 +191,7 @@ def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
         "layout": str(tensor.layout).removeprefix("torch."),
         "device": tensor.device.type,
         "requires_grad": tensor.requires_grad,
+        "attributes": sorted(str(name) for name in vars(tensor))[:10],
     }
 
 
