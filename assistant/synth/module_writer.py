@@ -4,7 +4,9 @@ The file holds the device functions that are used, each kernel with its launcher
 under the reference's ``state_dict`` keys, and a forward that calls launchers and torch operators in graph order. It
 depends on torch and triton only.
 
-Left out: graphs whose state is mutated by forward, constants that are neither state nor small, and outputs or inputs in
+New values of buffers are copied into them at the end of forward, as ``torch.export`` states them.
+
+Left out: constants that are neither state nor small, and outputs or inputs in
 forms that the graph cannot state; :func:`write_module` raises for them.
 """
 
@@ -38,8 +40,6 @@ def write_module(graph: Graph, steps: Sequence[Step], names: Mapping[str, str], 
     Raises:
         UnsupportedGraph: see the module's docstring.
     """
-    if graph.mutations:
-        raise UnsupportedGraph(f"forward changes the module's state: {', '.join(sorted(graph.mutations))}")
     kernels = [step.kernel for step in steps if step.kernel is not None]
     forward = _forward(graph, steps, names)
     functions = closure(kernel.kernel for kernel in kernels)
@@ -146,6 +146,7 @@ def _forward(graph: Graph, steps: Sequence[Step], names: Mapping[str, str]) -> s
         results = ", ".join(table[name] for name in step.kernel.outputs)
         arguments = ", ".join(table[name] for name in step.kernel.inputs)
         lines.append(f"{results} = {step.kernel.name}({arguments})")
+    lines += [f"{attribute(key)}.copy_({table[name]})" for key, name in graph.mutations.items()]
     lines.append(f"return {_structure(graph.output, table)}")
     return f"    def forward(self{_parameters(graph.signature)}):\n{indent(lines, 8)}\n"
 

@@ -214,11 +214,15 @@ def variants(graph: Graph) -> list[Variant]:
         Variant(full, "Every product with its epilogue in one kernel, third tile", 2, BLOCKS[2]),
         Variant(single, "One kernel per product, with its epilogue, third tile", 2, BLOCKS[2]),
     ]
+    has_product = any(product_of(node, metas) is not None for node in graph.nodes)
+    split = "Products by the library, everything between them fused" if has_product else "Neighbouring operators fused"
     plain = [
-        Variant(library, "Products by the library, everything between them fused"),
-        Variant(library, "Products by the library, everything between them fused, larger blocks", 0, BLOCKS[1]),
-        Variant(library, "Products by the library, everything between them fused, more warps", 0, BLOCKS[3]),
+        Variant(library, split),
+        Variant(library, f"{split}, larger blocks", 0, BLOCKS[1]),
+        Variant(library, f"{split}, more warps", 0, BLOCKS[3]),
     ]
+    if not has_product:
+        return [*plain, Variant(library, f"{split}, largest blocks", 0, BLOCKS[2])]
     if half:
         return [plain[0], *fused, *plain[1:]]
     return [*fused[:2], plain[0], *fused[2:], *plain[1:]]

@@ -268,7 +268,7 @@ def _outputs(
         if operand is None:
             return None
         sizes = tuple(1 if axis is None else meta.shape[axis] for axis in operand.axes)
-        per_row = columns > 0 and sizes == shape[:edge] + (1,) * columns
+        per_row = sizes != shape and sizes == shape[:edge] + (1,) * columns
         if sizes != shape and not per_row:
             return None
         varies = tuple(index < edge or not per_row for index in range(len(shape)))

@@ -17,11 +17,13 @@ from dataclasses import replace
 from drk.assistant.synth.decompositions import DECOMPOSITIONS, through_split
 from drk.assistant.synth.draft import Draft
 from drk.assistant.synth.expression import is_pointwise
+from drk.assistant.synth.train_norms import updating_batch_norms
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
 
 def rewrite(graph: Graph) -> Graph:
     """Return an equivalent graph that fuses better. See the module's docstring for the rules."""
+    graph = updating_batch_norms(graph)
     users = graph.users()
     inputs = {item.name for item in graph.placeholders}
     draft = Draft(graph.metas(), taken=inputs | {node.name for node in graph.nodes})

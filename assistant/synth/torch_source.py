@@ -46,6 +46,9 @@ def torch_call(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorM
     if node.op == "getitem":
         return f"{_text(node.args[0], names, device)}[{node.args[1]!r}]"
     args = [_text(arg, names, device) for arg in _dynamic(node, names, metas)]
+    if node.bare_op == "batch_norm":
+        x, weight, bias, mean, variance, training, momentum, eps = args[:8]
+        return f"F.batch_norm({', '.join((x, mean, variance, weight, bias, training, momentum, eps))})"
     keywords = [f"{key}={_text(value, names, device)}" for key, value in node.kwargs.items() if value is not None]
     if node.bare_op in _KEYWORD_ONLY:
         args = [f"{key}={arg}" for key, arg in zip(_KEYWORD_ONLY[node.bare_op], args, strict=False)]

@@ -11,12 +11,13 @@ The result is untrusted data to whoever reads it: :mod:`drk.gym.graph` validates
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -73,16 +74,30 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
         ("make_fx", lambda: _by_make_fx(module, args, kwargs)),
     )
     for name, method in methods:
-        try:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                traced = method()
-        except Exception as error:  # noqa: BLE001 - user code and tracers raise anything; the reason is kept
-            attempts[name] = f"{type(error).__name__}: {str(error)[:500]}"
-            continue
-        return _to_json(traced, module, args, kwargs)
+        for hidden in (False, True):
+            if hidden and not torch._C._len_torch_function_stack():
+                continue
+            try:
+                with warnings.catch_warnings(), _without_modes() if hidden else contextlib.nullcontext():
+                    warnings.simplefilter("ignore")
+                    traced = method()
+            except Exception as error:  # noqa: BLE001 - user code and tracers raise anything; the reason is kept
+                attempts[name] = f"{type(error).__name__}: {str(error)[:500]}"
+                continue
+            return _to_json(traced, module, args, kwargs)
     reasons = "; ".join(f"{name}: {reason[:200]}" for name, reason in attempts.items())
     raise CaptureError(f"the module could not be captured as a graph ({reasons})", attempts)
+
+
+@contextlib.contextmanager
+def _without_modes() -> Iterator[None]:
+    """Set aside the function modes of this thread: some decompositions trip over tensors that claim to be elsewhere."""
+    modes = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            torch.overrides._push_mode(mode)
 
 
 # --- Methods -------------------------------------------------------------------------------------------------

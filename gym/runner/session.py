@@ -27,6 +27,7 @@ import torch
 from drk.gym.arena import map_read_only
 from drk.gym.runner import capture as graph_capture
 from drk.gym.runner import execute, loading, structure, transfer, values
+from drk.gym.runner.audit import Audit
 from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions, StateSnapshot
 from drk.gym.runner.recipes import apply_recipe
@@ -62,6 +63,7 @@ class Session:
         self.held_before: list[tuple[str, torch.Tensor]] = []
         self.convolutions: str | None = None
         self.tripwires: Tripwires | None = None
+        self.audit: Audit | None = None
         self.timing_autocast: str | None = None
         self.stack = contextlib.ExitStack()
         self.before_run: Callable[[], None] = lambda: None
@@ -84,6 +86,8 @@ class Session:
         else:
             self.reference = loading.load_namespace(self.meta, source_root)
             self.tripwires = Tripwires()
+            self.audit = Audit(self.scratch)
+            self.audit.watch()
             self.adopt(
                 loading.build_candidate(
                     self.scratch / "candidate.py", self.meta, self.reference, seed=seed, device=self.device
@@ -210,6 +214,7 @@ class Session:
             "suppressed": sorted(set(suppressed)),
             "launched": census.owned_launches() if options.log_operators else None,
             "tripped": self.tripwires.tripped() if self.tripwires is not None else [],
+            "attempts": list(self.audit.notes) if self.audit is not None else [],
             "inputs": [{"path": p, **structure.describe_tensor(t)} for p, t in structure.tensors(inputs)],
         }
 

@@ -25,6 +25,7 @@ class Interpreter:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.count = 0
+        self.state = {}
         one_thread = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
         environment = {**os.environ, **one_thread, "TRITON_INTERPRET": "1", "TRITON_CACHE_DIR": str(root / "cache")}
         self.process = subprocess.Popen(
@@ -42,6 +43,7 @@ class Interpreter:
         self.process.stdin.flush()
         answer = self.process.stdout.readline().strip()
         assert answer == "ok", f"{answer}\n{source}"
+        self.state = torch.load(folder / "state.pt", weights_only=True)
         return torch.load(folder / "outputs.pt", weights_only=True)
 
     def close(self) -> None:

@@ -1,7 +1,7 @@
 """Runs emitted modules under Triton's interpreter: one request per line on stdin, one answer per line on stdout.
 
 A request names a folder with ``candidate.py`` and ``request.pt`` (state and argument lists); outputs go to
-``outputs.pt`` in it.
+``outputs.pt`` in it, the module's state after the calls to ``state.pt``.
 """
 
 import importlib.util
@@ -26,6 +26,7 @@ def serve(folder: Path) -> str:
             result = model(*args)
             outputs.append(list(result) if isinstance(result, tuple) else [result])
     torch.save(outputs, folder / "outputs.pt")
+    torch.save(model.state_dict(), folder / "state.pt")
     return "ok"
 
 

@@ -71,6 +71,12 @@ def test_chain_of_layers(check):
     check(module, torch.randn(9, 20), kernels=["linear_relu", "linear_tanh"])
 
 
+def test_one_output_column(check):
+    module = Function(lambda s, x: s.linear(x).tanh().squeeze(-1) * 2, linear=nn.Linear(20, 1))
+    check(module, torch.randn(9, 20), calls=[[torch.randn(70, 20)], [torch.randn(1, 20)]])
+    check(Function(lambda s, x, y: s.linear(x) + y, linear=nn.Linear(20, 1)), torch.randn(9, 20), torch.randn(9, 1))
+
+
 def test_strided_left_operand(check):
     check(Function(lambda s, x: s.linear(x[:, ::2]).relu(), linear=nn.Linear(20, 30)), torch.randn(9, 40))
 

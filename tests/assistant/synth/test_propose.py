@@ -88,8 +88,15 @@ def test_nothing_to_fuse_gives_nothing(graph_of):
     assert BuiltinProposer().propose(graph_of(Function(lambda _, x: x.sort(-1)[0]), torch.randn(8))) == []
 
 
-def test_training_state_changes_are_refused(graph_of):
+def test_a_lone_training_norm_gives_nothing(graph_of):
     assert BuiltinProposer().propose(graph_of(nn.BatchNorm1d(4).train(), torch.randn(6, 4))) == []
+
+
+def test_notes_speak_of_products_only_where_there_are_some(graph_of):
+    graph = graph_of(Function(lambda _, x: F.gelu(x) * 2 + 1), torch.randn(8, 64))
+    found = BuiltinProposer().propose(graph)
+    assert len(found) >= 3
+    assert not [item.note for item in found if "roduct" in item.note or "roduct" in item.source]
 
 
 def test_hybrid_attention_block(check):

@@ -10,6 +10,7 @@ from torch import nn
 
 from drk.gym.graph import Pack, Ref, graph_from_json
 from drk.gym.runner.capture import CaptureError, capture
+from drk.gym.runner.remap import device_remap
 
 
 def parsed(module, *args, **kwargs):
@@ -176,3 +177,11 @@ def test_training_mode_and_strides_are_recorded():
     graph = parsed(nn.ReLU().eval(), torch.randn(4, 6).t())
     assert not graph.training
     assert graph.placeholders[0].meta.strides == (1, 6)
+
+
+def test_training_norm_is_captured_while_cuda_means_the_cpu():
+    module = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.ReLU()).train()
+    with device_remap() as mode, torch.no_grad():
+        data = capture(module, (torch.randn(2, 3, 8, 8),))
+        assert torch.overrides._get_current_function_mode() is mode
+    assert set(data["mutations"]) == {"1.running_mean", "1.running_var", "1.num_batches_tracked"}
