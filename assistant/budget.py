@@ -79,8 +79,16 @@ class Spending:
 
 
 def gpu_seconds(turns: Iterable[Turn]) -> float:
-    """Return the seconds that judging these turns held a GPU."""
-    return math.fsum(turn.seconds for turn in turns if turn.verdict.evidence == "gpu")
+    """Return the seconds that judging these turns held a GPU: the gym's own count where it has one.
+
+    A turn's seconds also hold its wait for a free place; a verdict from the cache took none.
+    """
+    held = (min(turn.seconds, turn.verdict.timings_s.get("total", turn.seconds)) for turn in turns if _on_gpu(turn))
+    return math.fsum(held)
+
+
+def _on_gpu(turn: Turn) -> bool:
+    return turn.verdict.evidence == "gpu"
 
 
 def accepted_wins(turns: Iterable[Turn]) -> int:

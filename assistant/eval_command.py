@@ -137,11 +137,11 @@ def _place(settings: Settings, folder: Path | None, asked: Mapping[str, Any], *,
 
 def _evaluate(console: Console, request: _Request, settings: Settings) -> int:
     """Run the evaluation as its configuration says, write and print the report, and return the exit code."""
-    from drk.gym.engine import Gym  # brings torch: not needed to say that a folder is missing
+    from drk.gym.engine import MAX_SESSIONS, Gym  # brings torch: not needed to say that a folder is missing
 
     config = request.config
     settings = replace(settings, **{name: config[name] for name in _FLAGS})
-    plan = _plan(config, settings, request.workers)
+    plan = replace(_plan(config, settings, request.workers), problems_at_once=MAX_SESSIONS)
     model = settings_from_json(config["model_settings"])
     model = replace(model, max_cost_usd=plan.max_cost_usd)
     proposer = proposer_for(settings.model, model, builtin_first=config["builtin_first"])

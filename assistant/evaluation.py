@@ -51,13 +51,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class EvalPlan:
-    """What to evaluate and how; ``max_time_s`` and the limit on money hold for each sample."""
+    """What to evaluate and how; ``max_time_s`` and the limit on money hold for each sample.
+
+    ``problems_at_once`` must not be above the number of references that the gym keeps: it would close one in use.
+    """
 
     problems: tuple[Problem, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
     turns: int = 1
     samples: int = 1
     workers: int = 2
+    problems_at_once: int = 4
     max_time_s: float = 600.0
     max_cost_usd: float | None = None
     target: str = "sm_90"
@@ -194,11 +198,16 @@ class _Work:
         self._proposer = proposer
         self._tell = tell
         self._slots = asyncio.Semaphore(plan.workers)
+        self._open = asyncio.Semaphore(plan.problems_at_once)
         self._hardware = hardware_facts(gym.device_facts, plan.target)
         self._cache = VerdictCache(plan.cache_dir, cache_conditions(gym.device_facts, plan.judging))
 
     async def problem(self, problem: Problem) -> Sequence[SampleResult]:
         """Look at the reference once, then run all samples."""
+        async with self._open:
+            return await self._problem(problem)
+
+    async def _problem(self, problem: Problem) -> Sequence[SampleResult]:
         async with self._slots:
             if self.stop.is_set():
                 return [SampleResult(problem.name, i, fault="interrupted") for i in range(self._plan.samples)]

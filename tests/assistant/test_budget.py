@@ -74,6 +74,8 @@ def test_turns_are_counted_by_what_they_used(verdicts: Any) -> None:
         Turn(1, Candidate("a"), verdicts.accepted(1.5), 2.0),
         Turn(1, Candidate("b"), verdicts.accepted(), 4.0),
         Turn(2, Candidate("c"), verdicts.refused(), 8.0),
+        Turn(2, Candidate("d"), verdicts.refused(evidence="gpu", timings_s={"total": 0.5}), 8.0, 1),
+        Turn(2, Candidate("e"), verdicts.refused(evidence="gpu", timings_s={"total": 0.5}), 0.0, 2),
     ]
-    assert gpu_seconds(turns) == 2.0
+    assert gpu_seconds(turns) == 2.5
     assert accepted_wins(turns) == 2

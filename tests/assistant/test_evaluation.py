@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from dataclasses import dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -234,3 +235,44 @@ async def test_the_html_stands_alone_and_escapes(suite: Path, tmp_path: Path, ve
     assert "default-src 'none'" in text
     assert len(text) < 100_000
     assert "50.0%" in text
+
+
+async def test_no_more_problems_are_open_than_the_gym_keeps(suite: Path, tmp_path: Path, verdicts: Any) -> None:
+    class Counting(Scripted):
+        open: ClassVar[set[str]] = set()
+        most: ClassVar[int] = 0
+
+        async def inspect(self, task: Task) -> Any:
+            self.open.add(task.name)
+            Counting.most = max(Counting.most, len(self.open))
+
+        async def evaluate(self, task: Task, candidate: Candidate) -> Any:
+            await asyncio.sleep(0)
+            verdict = await super().evaluate(task, candidate)
+            if candidate.source.endswith(", 2\n"):  # the last of its problem
+                self.open.discard(task.name)
+            return verdict
+
+    plan = plan_of(suite, workers=8, problems_at_once=2)
+    await go(plan, tmp_path / "out", Counting(TABLE, verdicts))
+    assert Counting.most == 2
+
+
+async def test_twenty_problems_replayed_are_equal_bit_for_bit(tmp_path: Path, verdicts: Any) -> None:
+    for number in range(20):
+        (tmp_path / "suite").mkdir(exist_ok=True)
+        (tmp_path / "suite" / f"q{number:02d}.py").write_text(PROBLEM.format(number=number))
+        place = tmp_path / "recorded" / f"q{number:02d}"
+        place.mkdir(parents=True)
+        for turn in (1, 2, 3):
+            (place / f"{turn}.py").write_text(source(number, turn))
+    table = {(n, t): 1 + ((n * 7 + t * 3) % 10) / 10 for n in range(20) for t in (1, 2, 3) if (n + t) % 3}
+    texts = []
+    for name, workers in (("a", 1), ("b", 7)):
+        plan = plan_of(tmp_path / "suite", turns=3, workers=workers)
+        _, data = await go(plan, tmp_path / name, Scripted(table, verdicts))
+        assert data["counts"]["samples"] == 20
+        assert data["counts"]["turns"] == 60
+        data.pop("times")
+        texts.append(json.dumps(data).encode())
+    assert texts[0] == texts[1]
