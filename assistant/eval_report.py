@@ -131,8 +131,22 @@ def _figures_of(
             "best_of_history": _figures(metrics.best_of_history(outcomes), measured, intervals),
         }
         if intervals:
+            table[name]["per_problem"] = _per_problem(metrics.best_of_history(outcomes), measured)
             table[name]["by_turn"] = [_turn_figures(outcomes, turn, measured) for turn in range(1, turns + 1)]
     return table
+
+
+def _per_problem(outcomes: Sequence[Outcome], measured: bool) -> dict[str, Any]:
+    """Figures by problem: solved by the best of ``k`` samples, with their whole history. Never compare with Fast@p."""
+    counts = Counter(one.problem for one in outcomes)
+    k = min(counts.values())
+    right = {one.problem for one in outcomes if one.correct and not one.hacked}
+    fast = {f"{p:g}": _rounded(metrics.fast_at_p_interval(outcomes, p, k=k)) if measured else None for p in THRESHOLDS}
+    return {"k": k, "problems": len(counts), "correct_by_any": round(len(right) / len(counts), 6), "fast_at": fast}
+
+
+def _rounded(estimate: metrics.Estimate) -> dict[str, float]:
+    return {name: round(getattr(estimate, name), 6) for name in ("value", "low", "high")}
 
 
 def _turn_figures(outcomes: Sequence[Outcome], turn: int, measured: bool) -> dict[str, Any]:
@@ -178,8 +192,7 @@ def _figures(outcomes: Sequence[Outcome], measured: bool, intervals: bool) -> di
 def _fast(outcomes: Sequence[Outcome], p: float, intervals: bool) -> dict[str, float]:
     if not intervals:
         return {"value": round(metrics.fast_at_p(outcomes, p), 6)}
-    estimate = metrics.fast_at_p_interval(outcomes, p)
-    return {name: round(getattr(estimate, name), 6) for name in ("value", "low", "high")}
+    return _rounded(metrics.fast_at_p_interval(outcomes, p))
 
 
 # --- Rows ----------------------------------------------------------------------------------------------------
@@ -236,10 +249,21 @@ def report_text(data: Mapping[str, Any]) -> str:
         f"{counts['samples']} samples of {counts['problems']} problems; {counts['nothing_proposed']} without "
         f"a proposal, {counts['not_judged']} not judged, {counts['unusable']} problems unusable"
     )
+    lines += _per_problem_line(data)
     lines += [f"  {count:5}  {kind}" for kind, count in counts["failures"].items()]
     lines += [f"  not judged: {reason}" for reason in not_judged(data)[:5]]
     lines += ["protocol:", *(f"  {name}: {value}" for name, value in data["protocol"].items() if value is not None)]
     return "\n".join(lines)
+
+
+def _per_problem_line(data: Mapping[str, Any]) -> list[str]:
+    """Say what the best of several samples comes to; with one sample it says nothing new."""
+    if not data["figures"] or data["figures"]["eager"]["per_problem"]["k"] < 2:
+        return []
+    row = data["figures"]["eager"]["per_problem"]
+    speeds = "; ".join(f"Fast@{p} {percent(figure)}" for p, figure in row["fast_at"].items() if figure is not None)
+    start = f"by problem, best of {row['k']} samples over eager: right {row['correct_by_any']:.1%}"
+    return [f"{start}; {speeds}" if speeds else start]
 
 
 def not_judged(data: Mapping[str, Any]) -> list[str]:

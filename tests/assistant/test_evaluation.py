@@ -139,6 +139,27 @@ async def test_figures(suite: Path, tmp_path: Path, verdicts: Any) -> None:
     assert data["counts"]["hacked_turns"] == 1
 
 
+async def test_the_best_of_several_samples_is_told_by_problem(suite: Path, tmp_path: Path, verdicts: Any) -> None:
+    class Drawing:
+        """Sample 0 plays turn 1 of the table, sample 1 turn 2: told apart by the run's folder."""
+
+        name, ordered = "drawing", False
+
+        async def propose(self, context: Any) -> list[Candidate]:
+            number, sample = int(context.task.name[-1]), int(context.folder.parent.name[-1])
+            return [Candidate(source(number, sample + 1))]
+
+    plan = plan_of(suite, turns=1, samples=2)
+    result = await evaluate(plan, tmp_path / "out", Scripted(TABLE, verdicts), Drawing())
+    data = report(plan, result, {"proposer": "drawing"}, measured=True)
+    # over torch.compile: 1.2 and 1.6; 2.1 and refused; refused and hacked; refused and 0.8
+    assert data["figures"]["compile"]["best_of_history"]["fast_at"]["1.2"]["value"] == pytest.approx(3 / 8)
+    row = data["figures"]["compile"]["per_problem"]
+    assert (row["k"], row["problems"], row["correct_by_any"]) == (2, 4, 0.75)
+    assert {p: figure["value"] for p, figure in row["fast_at"].items()} == {"1": 0.5, "1.2": 0.5, "1.5": 0.5, "2": 0.25}
+    assert "by problem, best of 2 samples over eager: right 75.0%" in report_text(data)
+
+
 async def test_without_a_gpu_speed_is_not_measured(suite: Path, tmp_path: Path, verdicts: Any) -> None:
     _, data = await go(plan_of(suite), tmp_path / "out", Scripted(TABLE, verdicts, gpu=None))
     best = data["figures"]["eager"]["best_of_history"]

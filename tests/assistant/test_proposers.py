@@ -8,7 +8,7 @@ import pytest
 
 from drk.assistant.episode import Turn
 from drk.assistant.errors import UsageError
-from drk.assistant.proposers import ProposeContext, make_proposer
+from drk.assistant.proposers import ProposeContext, SeededProposer, is_model, make_proposer, opened
 from drk.gym.devices import device_facts
 from drk.gym.graph import graph_from_json
 from drk.gym.schema import Candidate, Task
@@ -77,3 +77,38 @@ async def test_builtin_gives_new_variants_each_time(silu_task: Task, silu_graph:
     second = await proposer.propose(context(silu_task, *turns, graph=graph))
     assert not {one.source for one in first} & {one.source for one in second}
     assert await proposer.propose(context(silu_task)) == []
+
+
+async def test_opened_starts_and_closes_what_can_be(silu_task: Task) -> None:
+    seen: list[str] = []
+
+    class Held:
+        name, ordered, endpoint = "held", False, "somewhere"
+
+        async def start(self) -> None:
+            seen.append("start")
+
+        async def close(self) -> None:
+            seen.append("close")
+
+        async def propose(self, context: ProposeContext) -> list[Candidate]:
+            seen.append("propose")
+            return [Candidate("# held")]
+
+    seeded = SeededProposer(make_proposer("builtin"), Held())
+    assert (seeded.name, seeded.endpoint) == ("held", "somewhere")
+    with pytest.raises(RuntimeError):
+        async with opened(seeded):
+            # nothing was captured, so builtin has nothing and the other one begins
+            assert [one.source for one in await seeded.propose(context(silu_task))] == ["# held"]
+            raise RuntimeError
+    assert seen == ["start", "propose", "close"]
+
+
+def test_models_are_known_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, says in (("openai", "openai needs the model's name"), ("vllm", "vllm needs a checkpoint's folder")):
+        with pytest.raises(UsageError, match=says):
+            make_proposer(name)
+    assert is_model("openai:x")
+    assert not is_model("builtin")
+    assert not is_model("some/folder")
