@@ -15,7 +15,7 @@ import contextlib
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,7 @@ from accelerate import PartialState
 from transformers.trainer_callback import PrinterCallback
 from trl import GRPOConfig
 
+from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.engine import Gym
 from drk.gym.schema import Task
 from drk.gym.settings import GymSettings, Timing
@@ -180,11 +181,13 @@ def _server_arguments(config: TrainConfig) -> dict[str, Any]:
 class Session:
     """What lives as long as a run: the event loop, the gym in it, and the collector once there is a model."""
 
-    def __init__(self, config: TrainConfig, runner: asyncio.Runner, gym: Any) -> None:
+    def __init__(self, config: TrainConfig, runner: asyncio.Runner, gym: Any, cache_dir: Path) -> None:
         self.config = config
         self.runner = runner
         self.gym = gym
-        self.judge = PatientJudge(gym, config.gym)
+        conditions = {"gym": asdict(config.gym), "device": gym.device_facts, "torch": torch.__version__}
+        cache = VerdictCache(cache_dir, conditions) if config.gym.cache else None
+        self.judge = PatientJudge(gym, config.gym, cache=cache)
         self.backend: PolicyBackend | None = None
 
     def collector(self, backend: PolicyBackend, prompter: Prompter, tokenizer: Any) -> Collector:
@@ -205,7 +208,7 @@ def open_session(config: TrainConfig, make_gym: Callable[[TrainConfig], Any]) ->
     with asyncio.Runner() as runner:
         gym = make_gym(config)
         runner.run(gym.__aenter__())
-        session = Session(config, runner, gym)
+        session = Session(config, runner, gym, Path(config.run.output_dir))
         try:
             yield session
         finally:

@@ -4,8 +4,9 @@ Three outcomes are kept apart: what the kernel earned, what the policy did wrong
 the host. The last is retried with growing pauses for as long as the settings' patience lasts, and then raised as
 :class:`HostError`; whoever collects leaves the trajectory out. It never becomes a reward.
 
-The cache holds verdicts by task and candidate for the life of the process. It repeats a measured speed, too: right
-where the gym's noise is small against the reward's spread, and off by default.
+A cache keeps verdicts by task and candidate with the run, so that a resumed run meets the same ones (the gym's secret
+draws, and with them the error figures that feedback shows, differ from process to process). It repeats a measured
+speed, too: right where the gym's noise is small against the reward's spread, and off by default.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from drk.assistant.answer_parser import missing_candidate, missing_reason, missing_verdict, parse_answer
+from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.errors import HostError
 from drk.gym.reward import NotRewardable, RewardOptions, dishonest, earned, measured_speedup, reward_parts
 from drk.gym.schema import Candidate, Task, Verdict
@@ -78,11 +80,14 @@ def read_answer(text: str, *, cut: bool, mark: str) -> Candidate:
 class PatientJudge:
     """Judges through faults of the host. ``retries`` counts them, ``asked`` the evaluations, ``seconds`` their time."""
 
-    def __init__(self, judge: Judge, section: GymSection, *, pause_s: float = 0.5) -> None:
+    def __init__(
+        self, judge: Judge, section: GymSection, *, cache: VerdictCache | None = None, pause_s: float = 0.5
+    ) -> None:
         self._judge = judge
         self._section = section
+        self._cache = cache
         self._pause_s = pause_s
-        self._verdicts: dict[tuple[str, str], asyncio.Task[Verdict]] = {}
+        self._under_way: dict[tuple[str, str], asyncio.Task[Verdict]] = {}
         self.retries = 0
         self.asked = 0
         self.seconds = 0.0
@@ -95,13 +100,22 @@ class PatientJudge:
         """
         if missing_reason(candidate) is not None:
             return missing_verdict(candidate)
-        if not self._section.cache:
+        if self._cache is None:
             return await self._patiently(task, candidate)
         key = (task_id(task), candidate_id(candidate))
-        started = self._verdicts.get(key)
-        if started is None or (started.done() and (started.cancelled() or started.exception() is not None)):
-            started = self._verdicts[key] = asyncio.create_task(self._patiently(task, candidate))
+        started = self._under_way.get(key)
+        if started is None:
+            started = self._under_way[key] = asyncio.create_task(self._cached(task, candidate, self._cache))
+            started.add_done_callback(lambda _: self._under_way.pop(key, None))
         return await asyncio.shield(started)
+
+    async def _cached(self, task: Task, candidate: Candidate, cache: VerdictCache) -> Verdict:
+        kept = await asyncio.to_thread(cache.get, task, candidate)
+        if kept is not None:
+            return kept
+        verdict = await self._patiently(task, candidate)
+        await asyncio.to_thread(cache.put, task, candidate, verdict)
+        return verdict
 
     async def _patiently(self, task: Task, candidate: Candidate) -> Verdict:
         deadline = time.monotonic() + self._section.patience_s

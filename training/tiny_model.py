@@ -14,20 +14,15 @@ from typing import Any
 
 import torch
 import transformers
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 
 from drk.training.prompting import CHAT_TEMPLATE
 
 PAD, UNKNOWN, END, USER, ASSISTANT = "<|pad|>", "<|unknown|>", "<|end|>", "<|user|>", "<|assistant|>"
-LINE_TEMPLATE = (
-    "{% for message in messages %}<|{{ message['role'] }}|>\n{{ message['content'] }}\n<|end|>{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
-)
-"""Messages on lines of their own: an answer with its newlines is one token, in a prompt as in a completion."""
 SPECIAL = (PAD, UNKNOWN, END, USER, ASSISTANT)
 
 
-def as_pretrained(tokenizer: Tokenizer, context_tokens: int, template: str = CHAT_TEMPLATE) -> Any:
+def as_pretrained(tokenizer: Tokenizer, context_tokens: int) -> Any:
     """Return a ``transformers`` tokenizer around ``tokenizer``, with the roles and chat template of small models."""
     wrapped = transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -39,7 +34,7 @@ def as_pretrained(tokenizer: Tokenizer, context_tokens: int, template: str = CHA
         model_max_length=context_tokens,
         clean_up_tokenization_spaces=False,
     )
-    wrapped.chat_template = template
+    wrapped.chat_template = CHAT_TEMPLATE
     return wrapped
 
 
@@ -61,8 +56,12 @@ def answer_tokenizer(prompts: Sequence[str], answers: Sequence[str], *, words: i
     tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=UNKNOWN))
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in SPECIAL])
-    tokenizer.add_tokens([AddedToken(f"\n{answer}\n", normalized=False) for answer in answers])
-    return as_pretrained(tokenizer, context_tokens, LINE_TEMPLATE)
+    tokenizer.add_tokens([AddedToken(answer, normalized=False) for answer in answers])
+    # fences must stand on lines of their own, also behind a word or another answer
+    opened = decoders.Replace(Regex("^```"), "\n```")
+    closed = decoders.Replace(Regex("```$"), "```\n")
+    tokenizer.decoder = decoders.Sequence([opened, closed, decoders.Fuse()])
+    return as_pretrained(tokenizer, context_tokens)
 
 
 def new_model(
