@@ -27,7 +27,9 @@ from typing import Annotated, Any, Literal
 import typer
 
 from drk.assistant.console import Console, Style, console_from, format_table
-from drk.assistant.errors import SCHEMA_VERSION, ConfigError, ExitCode
+from drk.assistant.errors import SCHEMA_VERSION, ConfigError, DrkError, ExitCode
+from drk.assistant.model_options import model_settings
+from drk.assistant.proposers import make_proposer
 from drk.assistant.settings import Resolved, Settings, describe_settings, load_settings
 from drk.gym import sandbox
 from drk.gym.devices import list_gpus
@@ -192,6 +194,16 @@ def check_settings() -> tuple[Check, Settings]:
     return Check("settings", "ok", "from " + (", ".join(changed) or "defaults only")), resolved.settings
 
 
+def check_model(name: str) -> Check:
+    """Whether the proposer that settings name could be asked: extra, key, checkpoint. Nobody is asked here."""
+    try:
+        proposer = make_proposer(name, model_settings(None, (), None))
+    except DrkError as error:
+        return Check("proposer", "fail", error.message, error.help)
+    where = getattr(proposer, "endpoint", "")
+    return Check("proposer", "ok", f"{proposer.name} at {where}" if where else proposer.name)
+
+
 def examine() -> list[Check]:
     """Run every check and return the rows in reading order. Slow ones (subprocesses) run beside each other."""
     settings_row, settings = check_settings()
@@ -214,7 +226,16 @@ def examine() -> list[Check]:
     if compiler_row.status == "warn" and has_gpu:
         compiler_row = replace(compiler_row, status="fail")
     places = [check_writable("cache dir", settings.cache_dir), check_disk(settings.cache_dir)]
-    return [*quick, *triton_rows, *gpu_rows, compiler_row, *sandbox_rows, settings_row, *places]
+    return [
+        *quick,
+        *triton_rows,
+        *gpu_rows,
+        compiler_row,
+        *sandbox_rows,
+        settings_row,
+        check_model(settings.model),
+        *places,
+    ]
 
 
 def worst(checks: Iterable[Check]) -> Status:

@@ -162,3 +162,14 @@ def test_text_and_exit_code_on_a_failing_check(monkeypatch: pytest.MonkeyPatch, 
 def test_worst_and_colour() -> None:
     assert worst([]) == "ok"
     assert "<ok  >" in render_checks([Check("a", "ok", "b")], lambda text, *_: f"<{text}>")
+
+
+def test_the_proposer_that_settings_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("OPENAI_API_KEY", "OPENAI_API_KEY_FILE", "OPENAI_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    assert doctor.check_model("builtin") == Check("proposer", "ok", "builtin")
+    row = doctor.check_model("transformers:/no/such/folder")
+    assert (row.status, bool(row.fix)) == ("fail", True)
+    row = doctor.check_model("openai:m")
+    assert row.status == "fail"
+    assert "OPENAI_API_KEY" in row.detail or "extra" in row.detail
