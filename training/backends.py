@@ -9,6 +9,7 @@ answers each trajectory on its own.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
@@ -22,7 +23,9 @@ class SamplerUnavailable(TrainingError):
 
 
 class PolicyBackend(Protocol):
-    """Anything that answers prompts with token ids and log-probabilities."""
+    """Anything that answers prompts with token ids and log-probabilities. ``busy_s`` counts the seconds of sampling."""
+
+    busy_s: float
 
     def begin(self, trajectories: int) -> None:
         """Say how many trajectories will ask."""
@@ -67,6 +70,7 @@ class WaveBackend:
         self._pad_id = pad_id
         self._batch_rows = batch_rows
         self._context = context
+        self.busy_s = 0.0
         self._live = 0
         self._waiting: list[tuple[Prompt, asyncio.Future[Sampled]]] = []
         self._waves: set[asyncio.Task[None]] = set()
@@ -121,9 +125,10 @@ class WaveBackend:
 
     def _sample(self, prompts: list[Prompt]) -> list[Sampled]:
         model = self._model()
-        training = model.training
+        training, begun = model.training, time.monotonic()
         model.eval()
         try:
             return sample(model, prompts, temperature=self._temperature, stop_ids=self._stop_ids, pad_id=self._pad_id)
         finally:
             model.train(training)
+            self.busy_s += time.monotonic() - begun

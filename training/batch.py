@@ -235,6 +235,7 @@ def _keep_metrics(
     real = torch.tensor([record.turn >= 0 for record in records])
     counted, live = int(real.sum()), int(mask.sum())
     return {
+        "rows/counted": float(counted),
         "rows/live": float(live),
         "rows/live_share": live / counted if counted else 0.0,
         "keep/mrs": float((matched & mask).sum()) / live if live else 0.0,

@@ -73,10 +73,10 @@ class Trajectory:
 
 @dataclass
 class Clock:
-    """Seconds spent sampling and judging, summed over trajectories."""
+    """Seconds of a collection: sampling by the backend's own count, judging summed over trajectories."""
 
     sampling_s: float = 0.0
-    judging_s: float = 0.0
+    judging_sum_s: float = 0.0
 
 
 class Collector:
@@ -106,9 +106,11 @@ class Collector:
         """
         clock = Clock()
         slots = asyncio.Semaphore(self._rollout.concurrency)
+        busy_s = self._backend.busy_s
         self._backend.begin(len(items))
         async with asyncio.TaskGroup() as group:
             tasks = [group.create_task(self._bounded(item, seed, slots, clock)) for item in items]
+        clock.sampling_s = self._backend.busy_s - busy_s
         return [task.result() for task in tasks], clock
 
     async def _bounded(self, item: RolloutItem, seed: int, slots: asyncio.Semaphore, clock: Clock) -> Trajectory:
@@ -141,16 +143,14 @@ class Collector:
     async def _turn(
         self, item: RolloutItem, number: int, prompt_ids: tuple[int, ...], seed: int, clock: Clock
     ) -> tuple[Turn, TurnSample]:
-        begun = time.monotonic()
         mark = f"turn {item.sample}.{number}"
         prompt = Prompt(prompt_ids, row_seed(seed, item.sample, number), self._rollout.max_new_tokens)
         answer = await self._backend.generate(prompt)
         between = time.monotonic()
-        clock.sampling_s += between - begun
         text = self._tokenizer.decode(list(answer.ids), skip_special_tokens=True)
         candidate = read_answer(text, cut=answer.cut, mark=mark)
         verdict = await self._judge.verdict(item.task, candidate)
-        clock.judging_s += time.monotonic() - between
+        clock.judging_sum_s += time.monotonic() - between
         row = TurnSample(
             prompt=item.prompt,
             sample=item.sample,

@@ -52,6 +52,7 @@ class VllmBackend:
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="vllm")
         self.retries = 0
+        self.busy_s = 0.0
 
     def begin(self, trajectories: int) -> None:
         """Do nothing: each trajectory is answered on its own."""
@@ -103,8 +104,11 @@ class VllmBackend:
 
     def _post(self, data: bytes) -> Any:
         request = urllib.request.Request(self._url, data, {"Content-Type": "application/json"})
+        begun = time.monotonic()
         with urllib.request.urlopen(request, timeout=self._timeout_s) as response:
-            return json.loads(response.read(MAX_ANSWER_BYTES))
+            answer = json.loads(response.read(MAX_ANSWER_BYTES))
+        self.busy_s += time.monotonic() - begun
+        return answer
 
     def _read(self, answer: Any) -> Sampled:
         """Return what an answer holds.
