@@ -27,7 +27,7 @@ from drk.gym.serve.overseer import Overseer
 from drk.gym.serve.records import Audit
 from drk.gym.serve.refusals import STATUS, Refusal
 from drk.gym.serve.settings import ServeSettings
-from drk.gym.serve.store import Store, connect
+from drk.gym.serve.store import Store, connect, connect_streams
 from drk.gym.serve.tokens import LOCAL, Principal, TokenBook
 
 BEARER = HTTPBearer(auto_error=False, description="A token made by drk gym token create.")
@@ -41,13 +41,14 @@ def create_app(settings: ServeSettings) -> FastAPI:
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
         redis = connect(settings.redis_url)
-        store = Store(redis)
+        streams = connect_streams(settings.redis_url)
+        store = Store(redis, streams)
         celery = make_celery(settings.redis_url, settings.run_s)
         audit = Audit(settings.audit_file, sources=settings.audit_sources)
         with contextlib.suppress(RedisError):
             # Connections for feed and overseer: the client leaks one whose making is cancelled.
-            await asyncio.gather(redis.ping(), redis.ping())
-        async with Feed(redis) as feed:
+            await asyncio.gather(redis.ping(), redis.ping(), streams.ping())
+        async with Feed(redis, streams) as feed:
             app.state.desk = Desk(settings, store, celery, feed, audit)
             overseer = asyncio.create_task(Overseer(store, celery, settings.result_ttl_s).run())
             yield
@@ -55,6 +56,7 @@ def create_app(settings: ServeSettings) -> FastAPI:
         app.state.desk.close()
         audit.close()
         await redis.aclose()
+        await streams.aclose()
 
     app = FastAPI(
         title="drk gym",

@@ -35,8 +35,9 @@ async def end_tasks(tasks: Collection[asyncio.Task[None]]) -> None:
 class Feed:
     """The futures of jobs that somebody waits for. Use it as an async context manager."""
 
-    def __init__(self, redis: Any) -> None:
+    def __init__(self, redis: Any, streams: Any) -> None:
         self._redis = redis
+        self._streams = streams
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._tasks: list[asyncio.Task[None]] = []
 
@@ -69,7 +70,7 @@ class Feed:
         last = "$"
         while True:
             try:
-                answer = await self._redis.xread({scripts.DONE: last}, block=BLOCK_MS, count=1000)
+                answer = await self._streams.xread({scripts.DONE: last}, block=BLOCK_MS, count=1000)
                 for _, entries in answer or []:
                     for last, fields in entries:  # noqa: B007 - where to go on from
                         self._tell(fields["job"])

@@ -135,7 +135,7 @@ async def _events(desk: Desk, batch_id: str, total: int, last: str, request: Req
     redis = desk.store.redis
     sent = 0 if last == "0-0" else len(await redis.xrange(stream, "-", last))
     while sent < total:
-        answer = await redis.xread({stream: last}, count=PAGE, block=int(BEAT_S * 1000))
+        answer = await desk.store.streams.xread({stream: last}, count=PAGE, block=int(BEAT_S * 1000))
         entries = answer[0][1] if answer else []
         results = await desk.store.results([fields["job"] for _, fields in entries])
         for (last, fields), result in zip(entries, results, strict=True):  # noqa: PLR1704 - where to go on from

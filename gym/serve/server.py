@@ -7,6 +7,7 @@ processes behind a balancer for more; they share everything through Redis.
 from __future__ import annotations
 
 import os
+import resource
 import signal
 
 import uvicorn
@@ -31,6 +32,8 @@ def main() -> None:
         if os.getppid() != settings.parent:
             return
     configure_logging("api")
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection for each waiting request
     uvicorn.run(
         create_app(settings),
         host=settings.host,

@@ -11,13 +11,17 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from redis.asyncio import Redis
+from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 from drk.gym.serve import scripts
 from drk.gym.serve.jobs import Job, Outcome, clock
 from drk.gym.serve.settings import MAX_DEATHS
+
+CONNECTIONS = 32
+"""Requests share these; thousands of them wait for a job without one."""
+STREAM_CONNECTIONS = 2000
 
 
 @dataclass(frozen=True)
@@ -34,17 +38,30 @@ def connect(url: str) -> Any:
 
     Clients are typed as Any throughout: redis-py types every reply as the union over all protocols and options.
     """
-    retry = Retry(ExponentialBackoff(cap=0.5, base=0.05), 4)
-    return Redis.from_url(
-        url, decode_responses=True, retry=retry, socket_connect_timeout=3, socket_timeout=30, health_check_interval=15
-    )
+    return Redis.from_pool(BlockingConnectionPool.from_url(url, max_connections=CONNECTIONS, **_options()))
+
+
+def connect_streams(url: str) -> Any:
+    """Return a client for readers that block: each takes a connection for itself."""
+    return Redis.from_pool(ConnectionPool.from_url(url, max_connections=STREAM_CONNECTIONS, **_options()))
+
+
+def _options() -> dict[str, Any]:
+    return {
+        "decode_responses": True,
+        "retry": Retry(ExponentialBackoff(cap=0.5, base=0.05), 4),
+        "socket_connect_timeout": 3,
+        "socket_timeout": 30,
+        "health_check_interval": 15,
+    }
 
 
 class Store:
     """Jobs and results in Redis."""
 
-    def __init__(self, redis: Any) -> None:
+    def __init__(self, redis: Any, streams: Any = None) -> None:
         self.redis = redis
+        self.streams = streams or redis
         self._submit = redis.register_script(scripts.SUBMIT)
         self._finish = redis.register_script(scripts.FINISH)
         self._requeue = redis.register_script(scripts.REQUEUE)

@@ -1,4 +1,4 @@
-"""The gym as a service, measured: ``python tests/benchmarks/bench_service.py WHAT``; each prints a table and a JSON line.
+"""The gym as a service, measured: ``python tests/benchmarks/bench_service.py WHAT`` prints a table and a JSON line.
 
 ``faults [--jobs 2000] [--workers 4] [--times 3] [--every-s 4]``: kill -9 of workers, zygotes, API and Valkey at random
 while jobs run; 0 may be lost or doubled, all must end. ``overhead [--jobs 40]``: a job by HTTP against the same job in
@@ -15,6 +15,7 @@ import asyncio
 import json
 import os
 import random
+import resource
 import signal
 import statistics
 import sys
@@ -121,10 +122,11 @@ async def run_overhead(jobs: int) -> dict[str, object]:
     with GymService(*UP) as service:
         async with RemoteGym(service.url, settings=SETTINGS) as gym:
             outside = await times(gym)
+        client = httpx.Client(base_url=service.url, timeout=60)
         for _ in range(jobs):  # what does not reach a Runner: the way there and back alone
             start = time.perf_counter()
             body = {"task": TASK, "candidate": {"source": f"def (\n# {random.random()}"}, "wait_s": 30}
-            httpx.post(service.url + "/v1/evaluations", json=body).raise_for_status()
+            client.post("/v1/evaluations", json=body).raise_for_status()
             queue_ms.append((time.perf_counter() - start) * 1e3)
     p50_inside, p50_outside = statistics.median(inside), statistics.median(outside)
     return {
@@ -138,6 +140,8 @@ async def run_overhead(jobs: int) -> dict[str, object]:
 
 async def run_inflight(jobs: int) -> dict[str, object]:
     """Hold ``jobs`` waiting requests open and read the API's memory."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
     with GymService(*UP, "--no-local-workers", ready=False) as service:
         while not service.api():
             await asyncio.sleep(0.1)
