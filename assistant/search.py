@@ -169,7 +169,8 @@ class Search:
 
     async def _candidates(self, index: int, graph: Graph | None, hardware: DeviceFacts) -> list[Candidate]:
         """Return what the user gave and was not judged yet, else what the proposer offers."""
-        given, self._given = self._given, []
+        judged = {candidate_id(turn.candidate) for turn in self._episode.turns}
+        given, self._given = [one for one in self._given if candidate_id(one) not in judged], []
         if given:
             return [replace(one, proposer=USER) for one in given]
         context = ProposeContext(

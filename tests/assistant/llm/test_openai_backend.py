@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import sys
 import tracemalloc
 from typing import Any
 
@@ -227,3 +228,10 @@ async def test_many_parallel_calls_with_faults_lose_and_pay_nothing_twice() -> N
     assert set(endpoint.paid.values()) == {1}
     assert len(endpoint.requests) > 192
     assert peaks[2] < 2 * peaks[1] + 2**20
+
+
+def test_a_missing_extra_gives_the_line_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "openai", None)
+    with pytest.raises(ModelFault, match="need the llm extra") as caught:
+        OpenAIBackend("m", ModelSettings(base_url="http://127.0.0.1:1/v1"))
+    assert caught.value.help == "pip install 'drk[llm]'"

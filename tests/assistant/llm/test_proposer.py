@@ -206,6 +206,18 @@ async def test_hints_and_given_candidates(
     assert "try fusing the pool" in messages[-1]["content"]
 
 
+async def test_a_given_candidate_that_was_judged_does_not_end_the_search(
+    plan: Plan, run: Run, make_gym: Any, verdicts: Any, silu_candidate: Candidate
+) -> None:
+    table = {WRONG: verdicts.refused(), silu_candidate.source: verdicts.accepted(1.2)}
+    with serve(sequence(answer(WRONG), answer(silu_candidate.source))) as endpoint:
+        await go(replace(plan, budget=Budget(1, 1)), run, make_gym(table, device_facts=GPU), model(endpoint))
+        more = replace(plan, budget=Budget(2, 1), advice=Advice(given=(Candidate(WRONG),)))
+        result = (await go(more, run, make_gym(table, device_facts=GPU), model(endpoint))).result
+    assert [turn["proposer"] for turn in result["turns"]] == ["openai:m", "openai:m"]
+    assert result["status"] == "optimised"
+
+
 async def test_money_is_a_hard_limit(plan: Plan, run: Run, make_gym: Any, verdicts: Any) -> None:
     plan = replace(plan, budget=Budget(turns=9, samples=4, max_cost_usd=0.05))
     with serve(

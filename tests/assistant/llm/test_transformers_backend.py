@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -127,3 +128,10 @@ async def test_a_folder_is_a_checkpoint_and_what_is_wrong_is_named(checkpoint: P
     with pytest.raises(ModelFault, match="cannot load"):
         async with opened(proposer):
             pass
+
+
+def test_a_missing_extra_gives_the_line_to_type(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "transformers", None)
+    with pytest.raises(ModelFault, match="need the train extra") as caught:
+        TransformersBackend(str(checkpoint), settings())
+    assert caught.value.help.startswith("pip install 'drk[train]'")
