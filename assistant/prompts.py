@@ -57,7 +57,6 @@ _CEILINGS: Mapping[str, tuple[str, ...]] = {
     "h200": (
         "measured: fp32 matrix products of the library 51 TFLOP/s, Triton tf32x3 91 TFLOP/s (and more exact), "
         "Triton bf16x3 125 TFLOP/s (less exact)",
-        "measured: a launch costs a few microseconds on the host",
     )
 }
 

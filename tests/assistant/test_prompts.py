@@ -59,6 +59,23 @@ def test_without_a_graph_it_still_is_a_task(context: ProposeContext) -> None:
 
 
 @pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({}, "takes the constructor arguments of `ScaledSilu`"),
+        ({"target_kind": "factory"}, "takes the constructor arguments of `ScaledSilu`"),
+        ({"target_kind": "function"}, "takes no constructor arguments and has no parameters"),
+        ({"submodule": "blocks.0"}, "replaces the part `blocks.0` of `ScaledSilu`. It takes no constructor arguments"),
+        ({"mode": "train", "grad": True}, "in training mode, with gradients for inputs and parameters"),
+        ({"precision": "bf16"}, "precision may go down to bf16"),
+    ],
+)
+def test_what_is_to_be_handed_over(context: ProposeContext, changes: dict[str, Any], says: str) -> None:
+    text = task_text(Prompts(), replace(context, task=replace(context.task, **changes)))
+    assert says in text
+    assert "\n- `forward` takes the same arguments" in text
+
+
+@pytest.mark.parametrize(
     ("source", "family"),
     [
         ("self.conv = nn.Conv2d(3, 4, 3)\nx = self.linear(x)", "convolution"),
