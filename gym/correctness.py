@@ -41,6 +41,7 @@ class Trials:
         self.task = evaluation.task
         self.runner = runner
         self.session = session
+        self._last: dict[str, torch.Tensor] = {}
 
     async def run(self) -> None:
         """Run all trials; cells and flags go into the draft.
@@ -54,6 +55,8 @@ class Trials:
                 break
             await self._trial(index)
             if not self.evaluation.correct:
+                if index == 1:
+                    await self._name_stale()
                 await self._name_downgrade(index)
                 return
             if index == 1:
@@ -69,6 +72,9 @@ class Trials:
         Raises:
             Stop: the candidate ended, raised or hung.
         """
+        left = await self.runner.left_behind()
+        if left:
+            self._escape(f"beyond its call: {left} processes were left running")
         if self.evaluation.correct:
             await self._ablate()
 
@@ -96,6 +102,7 @@ class Trials:
                 recipe=recipe,
                 poison=self._shapes(trial) if index != 1 else [],
             )
+            self._last = leaves
             self.draft.reach("ran")
             self._note_tripwires(answer)
             self.evaluation.launched |= bool(answer.get("launched"))
@@ -123,6 +130,14 @@ class Trials:
         if isinstance(tripped, list) and tripped and not known:
             told = "; ".join(str(item)[:100] for item in tripped[:5])
             self.draft.flags.append(Flag("tampered-runtime", "tampering", "fraud", f"after its call, {told}"))
+        attempts = answer.get("attempts")
+        if isinstance(attempts, list) and attempts:
+            self._escape(", ".join(str(item)[:120] for item in attempts[:5]))
+
+    def _escape(self, what: str) -> None:
+        """Flag an act against the sandbox, once; the sandbox has stopped it."""
+        if not any(flag.kind == "escape-attempt" for flag in self.draft.flags):
+            self.draft.flags.append(Flag("escape-attempt", "escape", "fraud", f"it tried to reach {what}"))
 
     async def leaves(self, timeout_s: float, **message: Any) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
         """Run the candidate once and fetch its leaves.
@@ -212,6 +227,18 @@ class Trials:
             name in leaves and compare_leaf(name, leaves[name], trial.truth[name], trial.native[name]).passed
             for name in outputs
         )
+
+    async def _name_stale(self) -> None:
+        """The second trial differs from the first in little; an answer that fits the first only is from a cache."""
+        first = await self.session.trial(0)
+        for name, leaf in self._last.items():
+            known = first.native.get(name)
+            if not name.startswith("out") or known is None or known.shape != leaf.shape:
+                continue
+            if compare_leaf(name, leaf, first.truth[name], known).passed:
+                proof = f"after inputs and weights changed in place, {name} is still the answer of the call before"
+                self.draft.flags.append(Flag("input-cache", "caching", "fraud", proof))
+                return
 
     async def _name_downgrade(self, index: int) -> None:
         """Compare a wrong output's error with the errors of lower rungs of the reference."""

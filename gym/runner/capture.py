@@ -92,12 +92,13 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
 @contextlib.contextmanager
 def _without_modes() -> Iterator[None]:
     """Set aside the function modes of this thread: some decompositions trip over tensors that claim to be elsewhere."""
-    modes = [torch.overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    overrides: Any = torch.overrides
+    modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
     try:
         yield
     finally:
         for mode in reversed(modes):
-            torch.overrides._push_mode(mode)
+            overrides._push_mode(mode)
 
 
 # --- Methods -------------------------------------------------------------------------------------------------

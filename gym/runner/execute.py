@@ -114,10 +114,11 @@ def prepare_inputs(args: list[Any], kwargs: dict[str, Any], options: CallOptions
     """Return the inputs in the call's precision, as fresh leaves where gradients are asked for."""
 
     def convert(_path: str, tensor: torch.Tensor) -> torch.Tensor:
-        wanted = tensor.requires_grad or options.grad
         value = to_float64(tensor) if options.variant == "float64" else tensor
+        if not options.grad:
+            return value.detach() if value.requires_grad else value  # the same object, for whoever keys on it
         value = value.detach()
-        return value.requires_grad_() if wanted and options.grad and value.is_floating_point() else value
+        return value.requires_grad_() if value.is_floating_point() else value
 
     both = structure.map_tensors(convert, (args, kwargs))
     return list(both[0]), dict(both[1])

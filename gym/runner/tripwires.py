@@ -63,6 +63,7 @@ class Tripwires:
 
     def __init__(self) -> None:
         self._names = {name: _lookup(name) for name in _WATCHED}
+        self._codes = {name: getattr(found, "__code__", None) for name, found in self._names.items()}
         self._builtins = {name: getattr(builtins, name) for name in _BUILTINS}
         self._flags = _flags()
         self._threads = threading.active_count()
@@ -71,6 +72,11 @@ class Tripwires:
         """Return in words what differs now."""
         found = [
             f"{name.replace(':', '.')} was replaced" for name, was in self._names.items() if _lookup(name) is not was
+        ]
+        found += [
+            f"the code of {name.replace(':', '.')} was replaced"
+            for name, was in self._codes.items()
+            if was is not None and getattr(self._names[name], "__code__", None) is not was
         ]
         found += [
             f"builtins.{name} was replaced"

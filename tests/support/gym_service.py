@@ -109,6 +109,17 @@ class GymService:
             time.sleep(0.1)
         raise AssertionError("not ready: " + self.log.read_text()[-2000:])
 
+    def wait_answering(self, limit_s: float = 120.0) -> None:
+        """Wait until the API answers, with or without workers."""
+        deadline = time.monotonic() + limit_s
+        while time.monotonic() < deadline:
+            try:
+                httpx.get(self.url + "/health", timeout=5)
+                return
+            except httpx.HTTPError:
+                time.sleep(0.1)
+        raise AssertionError("no answer: " + self.log.read_text()[-2000:])
+
     def pids(self, word: str) -> list[int]:
         """Return the pids of the service's children whose command line holds ``word``."""
         assert self.process is not None

@@ -73,7 +73,7 @@ CASES: list[tuple[str, str, str, str]] = [
             init="self.cache = {}",
         ),
         "rejected",
-        "",
+        "input-cache",
     ),
     (
         "first-answer",
@@ -81,7 +81,7 @@ CASES: list[tuple[str, str, str, str]] = [
             "if self.kept is None:\n    self.kept = product(x, w)\nreturn self.kept.clone()", init="self.kept = None"
         ),
         "rejected",
-        "",
+        "input-cache",
     ),
     (
         "shared-buffer",
