@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 from drk.assistant.artefact import SourceFile
+from drk.assistant.budget import Budget
 from drk.assistant.errors import EnvironmentFault
 from drk.assistant.optimize import Answer, Plan, begin_run, optimize, recorded_source
 from drk.assistant.replay import ReplayProposer
 from drk.assistant.runs import Run
-from drk.assistant.budget import Budget
 from drk.gym.errors import TaskError
 from drk.gym.schema import Candidate, Task
 
