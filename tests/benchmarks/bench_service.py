@@ -145,30 +145,23 @@ async def run_inflight(jobs: int) -> dict[str, object]:
     with GymService(*UP, "--no-local-workers", ready=False) as service:
         while not service.api():
             await asyncio.sleep(0.1)
-        limits = httpx.Limits(max_connections=jobs + 10, max_keepalive_connections=10)
-        async with httpx.AsyncClient(base_url=service.url, limits=limits, timeout=600) as client:
-            while True:
-                try:
-                    await client.get("/health")
-                    break
-                except httpx.TransportError:
-                    await asyncio.sleep(0.1)
-            before = resident_mb(service.api()[0])
-            body = {"task": TASK, "wait_s": 600}
-            asked = [
-                asyncio.create_task(
-                    client.post("/v1/evaluations", json={**body, "candidate": {"source": f"{REFERENCE}# {n}"}})
-                )
-                for n in range(jobs)
-            ]
-            status = {"waiting": 0}
-            while status["waiting"] < jobs and not any(task.done() for task in asked):
-                await asyncio.sleep(1.0)
-                status = (await client.get("/v1/status")).json()
-            held = resident_mb(service.api()[0])
-            for task in asked:
-                task.cancel()
-            await asyncio.gather(*asked, return_exceptions=True)
+        service.wait_answering()
+        before = resident_mb(service.api()[0])
+        connections = []
+        for n in range(jobs):
+            body = json.dumps({"task": TASK, "wait_s": 600, "candidate": {"source": f"{REFERENCE}# {n}"}})
+            head = f"POST /v1/evaluations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
+            reader, writer = await asyncio.open_connection("127.0.0.1", service.port)
+            writer.write((head + "Content-Type: application/json\r\n\r\n" + body).encode())
+            connections.append((reader, writer))
+        status = {"waiting": 0}
+        deadline = time.monotonic() + 120
+        while status["waiting"] < jobs and time.monotonic() < deadline:
+            await asyncio.sleep(1.0)
+            status = httpx.get(service.url + "/v1/status", timeout=60).json()
+        held = resident_mb(service.api()[0])
+        for _, writer in connections:
+            writer.close()
     return {"in_flight": status["waiting"], "api_mb_idle": before, "api_mb": held}
 
 
