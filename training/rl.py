@@ -37,7 +37,7 @@ from drk.training.guards import CheckpointGuard, FiniteGradients, MetricsWriter,
 from drk.training.policy import load_policy, lora_settings, make_tiny
 from drk.training.prompting import Prompter, PromptSettings, stop_ids
 from drk.training.rollout import Clock, Collector, RolloutItem, Trajectory
-from drk.training.run_folder import RunFolder, disk_full, is_disk_full, step_of
+from drk.training.run_folder import RunFolder, disk_errors, step_of
 from drk.training.scoring import PatientJudge
 from drk.training.tasks import TrainingTask, draw_tasks
 from drk.training.trainer import TurnLevelTrainer
@@ -242,18 +242,12 @@ def train_rl(config: TrainConfig, report: Report, *, make_gym: Callable[[TrainCo
     rank = int(os.environ.get("RANK", "0"))
     folder = RunFolder(Path(config.run.output_dir), main=rank == 0, rank=rank)
     folder.open(config)
-    try:
-        tasks = load_tasks(config)
+    with contextlib.closing(folder), disk_errors(folder.path):
+        tasks = [one.task for one in load_tasks(config)]
         arguments = trainer_arguments(config, folder, processes)
         with open_session(config, make_gym) as session:
-            path = _initial_model(session, config, [one.task for one in tasks], folder)
-            return _train(session, config, path, [one.task for one in tasks], folder, arguments, report)
-    except (OSError, RuntimeError) as error:
-        if is_disk_full(error):
-            raise disk_full(folder.path, str(error)[:200]) from error
-        raise
-    finally:
-        folder.close()
+            path = _initial_model(session, config, tasks, folder)
+            return _train(session, config, path, tasks, folder, arguments, report)
 
 
 def _initial_model(session: Session, config: TrainConfig, tasks: Sequence[Task], folder: RunFolder) -> str:

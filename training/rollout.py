@@ -108,8 +108,11 @@ class Collector:
         slots = asyncio.Semaphore(self._rollout.concurrency)
         busy_s = self._backend.busy_s
         self._backend.begin(len(items))
-        async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._bounded(item, seed, slots, clock)) for item in items]
+        try:
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(self._bounded(item, seed, slots, clock)) for item in items]
+        except BaseExceptionGroup as errors:
+            raise errors.exceptions[0] from errors  # what is not a fault of the host stops the run: the first tells why
         clock.sampling_s = self._backend.busy_s - busy_s
         return [task.result() for task in tasks], clock
 

@@ -16,15 +16,19 @@ One process at a time holds a run (flock). Honest limit: over network file syste
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import json
 import os
 import re
 import shutil
+from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
+
+from safetensors import SafetensorError
 
 from drk.training.config import TrainConfig, config_to_toml, load_config
 from drk.training.errors import TrainingError
@@ -64,7 +68,7 @@ class RunFolder:
         self.metrics = path / "metrics.jsonl"
         self.journal = path / f"turns.{rank}.jsonl"
         self.checkpoints = path / "checkpoints"
-        self._lock: IO[str] | None = None
+        self._lock: int | None = None
 
     def open(self, config: TrainConfig) -> None:
         """Take the folder for this run.
@@ -76,9 +80,10 @@ class RunFolder:
             self.checkpoints.mkdir(parents=True, exist_ok=True)
             if not self.main:
                 return
-            self._lock = (self.path / "lock").open("w")
+            self._lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:
+            self.close()
             raise RunFolderError(
                 f"another process trains in {self.path}", help="run.output_dir = another folder"
             ) from error
@@ -88,6 +93,7 @@ class RunFolder:
         if saved.is_file():
             changed = differences(load_config(str(saved)), config)
             if changed and self.last_checkpoint() is not None:
+                self.close()
                 raise RunFolderError(
                     f"{self.path} holds a run with other settings: {', '.join(changed[:5])}",
                     help="run.output_dir = another folder, or the settings of that run",
@@ -97,7 +103,7 @@ class RunFolder:
     def close(self) -> None:
         """Let go of the folder."""
         if self._lock is not None:
-            self._lock.close()
+            os.close(self._lock)
             self._lock = None
 
     def last_checkpoint(self) -> Path | None:

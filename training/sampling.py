@@ -72,7 +72,7 @@ def sample(
             logits_to_keep=1,
             **{word: cache},
         )
-        cache = out.past_key_values
+        cache = getattr(out, word)
         chosen, scores = _choose(out.logits[:, -1].float(), draws[:, step], temperature)
         for row, (token, score) in enumerate(zip(chosen.tolist(), scores.tolist(), strict=True)):
             if live[row]:

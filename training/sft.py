@@ -9,6 +9,7 @@ Left out: packing (rows are padded; see ``drk train scratch`` for packed trainin
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -28,7 +29,7 @@ from drk.training.guards import CheckpointGuard, FiniteGradients, MetricsWriter,
 from drk.training.policy import load_policy, lora_settings
 from drk.training.prompting import Prompter, PromptSettings, PromptTooLong, answer_text, encode_chat
 from drk.training.rl import Trained, run_trainer
-from drk.training.run_folder import RunFolder, disk_full, is_disk_full
+from drk.training.run_folder import RunFolder, disk_errors
 
 Learn = Literal["accepted", "all", "last"]
 IGNORED = -100
@@ -119,7 +120,7 @@ def train_sft(config: TrainConfig, report: Report) -> Trained:
     rank = int(os.environ.get("RANK", "0"))
     folder = RunFolder(Path(config.run.output_dir), main=rank == 0, rank=rank)
     folder.open(config)
-    try:
+    with contextlib.closing(folder), disk_errors(folder.path):
         model, tokenizer = load_policy(config.model.path, config.model)
         # no answer is sampled here: the whole context may be prompt, and rows are measured with their answers
         settings = PromptSettings(config.prompt.templates, config.prompt.policy, config.sft.max_tokens, 0)
@@ -143,12 +144,6 @@ def train_sft(config: TrainConfig, report: Report) -> Trained:
         )
         trainer.remove_callback(PrinterCallback)
         return run_trainer(trainer, folder)
-    except (OSError, RuntimeError) as error:
-        if is_disk_full(error):
-            raise disk_full(folder.path, str(error)[:200]) from error
-        raise
-    finally:
-        folder.close()
 
 
 def sft_arguments(config: TrainConfig, folder: RunFolder) -> Any:

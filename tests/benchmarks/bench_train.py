@@ -5,7 +5,7 @@
 Without a model, a random one whose tokens are whole kernels is made (8 layers, width 384 by default): it exercises
 sampling, the real gym and the update, and its tokens/s say little about a real policy. Measured with one process.
 
-Needs the ``train`` extra. On a machine that has torch, transformers, accelerate, peft, pandas and pyarrow, the wheels to
+Needs the ``train`` extra. Where torch, transformers, accelerate, peft, pandas and pyarrow are there, the wheels to
 add are trl 1.16.0, datasets 5.2.0, dill 0.4.1, multiprocess 0.70.19 and xxhash 4.1.0 (install with --no-deps).
 """
 

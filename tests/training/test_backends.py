@@ -1,0 +1,90 @@
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from drk.training import backends
+from drk.training.backends import SamplerUnavailable, WaveBackend
+from drk.training.sampling import Prompt, Sampled
+
+
+class Model:
+    training = True
+
+    def __init__(self) -> None:
+        self.modes: list[bool] = []
+
+    def eval(self) -> None:
+        self.training = False
+
+    def train(self, mode: bool) -> None:
+        self.training = mode
+
+
+@pytest.fixture
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[list[int]]:
+    """Replace sampling by an echo, and keep the seeds of each batch."""
+    seen: list[list[int]] = []
+
+    def echo(model: Any, prompts: Any, **_: Any) -> list[Sampled]:
+        assert not model.training
+        if any(prompt.seed == 666 for prompt in prompts):
+            raise RuntimeError("out of memory")
+        seen.append([prompt.seed for prompt in prompts])
+        return [Sampled(prompt.ids, (0.0,) * len(prompt.ids), False) for prompt in prompts]
+
+    monkeypatch.setattr(backends, "sample", echo)
+    return seen
+
+
+def make(model: Model, batch_rows: int = 10) -> WaveBackend:
+    return WaveBackend(lambda: model, temperature=1.0, stop_ids=frozenset(), pad_id=0, batch_rows=batch_rows)
+
+
+async def test_a_wave_waits_for_every_live_trajectory(batches: list[list[int]]) -> None:
+    model = Model()
+    backend = make(model)
+    backend.begin(3)
+    first = [asyncio.create_task(backend.generate(Prompt((seed,), seed, 1))) for seed in (9, 4)]
+    await asyncio.sleep(0.05)
+    assert batches == []
+    third = asyncio.create_task(backend.generate(Prompt((7,), 7, 1)))
+    answers = await asyncio.gather(*first, third)
+    assert [answer.ids for answer in answers] == [(9,), (4,), (7,)]
+    assert batches == [[4, 7, 9]]
+    assert model.training
+    await backend.close()
+
+
+async def test_who_leaves_is_not_waited_for(batches: list[list[int]]) -> None:
+    backend = make(Model())
+    backend.begin(2)
+    waiting = asyncio.create_task(backend.generate(Prompt((1,), 1, 1)))
+    await asyncio.sleep(0.02)
+    backend.leave()
+    assert (await waiting).ids == (1,)
+    assert batches == [[1]]
+
+
+async def test_who_was_cut_off_while_waiting_is_left_out(batches: list[list[int]]) -> None:
+    backend = make(Model())
+    backend.begin(2)
+    gone = asyncio.create_task(backend.generate(Prompt((1,), 1, 1)))
+    await asyncio.sleep(0.02)
+    gone.cancel()
+    await asyncio.gather(gone, return_exceptions=True)
+    backend.leave()
+    assert (await backend.generate(Prompt((2,), 2, 1))).ids == (2,)
+    assert batches == [[2]]
+
+
+async def test_large_waves_are_split_and_a_failed_part_fails_alone(batches: list[list[int]]) -> None:
+    backend = make(Model(), batch_rows=2)
+    backend.begin(3)
+    tasks = [asyncio.create_task(backend.generate(Prompt((seed,), seed, 1))) for seed in (1, 2, 666)]
+    answers = await asyncio.gather(*tasks, return_exceptions=True)
+    assert batches == [[1, 2]]
+    assert isinstance(answers[2], SamplerUnavailable)
+    assert "out of memory" in str(answers[2])
