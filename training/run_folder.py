@@ -155,10 +155,23 @@ def is_disk_full(error: BaseException) -> bool:
     """Say whether an error means that the disk, or a quota, is full."""
     if isinstance(error, OSError):
         return error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-    # safetensors and torch's zip writer lose the number
-    return bool(
-        re.search(r"No space left|os error 28|File too large|os error 27|PytorchStreamWriter failed", str(error))
-    )
+    # safetensors has the number in its text, torch's zip writer only says where it failed
+    return bool(re.search(r"No space left|os error (28|27|122)|File too large|inline_container\.cc", str(error)))
+
+
+@contextlib.contextmanager
+def disk_errors(path: Path) -> Iterator[None]:
+    """Turn what writers raise on a full disk into one clear error.
+
+    Raises:
+        RunFolderError: the disk is full.
+    """
+    try:
+        yield
+    except (OSError, RuntimeError, SafetensorError) as error:
+        if is_disk_full(error):
+            raise disk_full(path, str(error)[:200]) from error
+        raise
 
 
 def differences(saved: TrainConfig, wanted: TrainConfig) -> list[str]:
