@@ -98,7 +98,11 @@ class RemoteGym:
         Raises:
             HostError: it does not answer, or wants another token.
         """
-        status = await self.status()
+        try:
+            status = await self.status()
+        except BaseException:
+            await self._connection.close()
+            raise
         wanted = self._device_class()
         workers = status.get("worker_list") or [{}]
         fitting = [row for row in workers if wanted in (None, row.get("class"))] or workers
