@@ -12,19 +12,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from drk.assistant.synth.draft import Draft
-from drk.assistant.synth.regions import MAX_COLUMNS
+from drk.assistant.synth.domain import memory_order
+from drk.assistant.synth.draft import Draft, plain_name
+from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED
 from drk.gym.graph import Node, Ref, TensorMeta
 
 
-def _trailing(meta: TensorMeta, dims: Any) -> tuple[int, ...] | None:
-    """Return ``dims`` as negative indices when they are exactly the last ones, else None."""
+def _reduced(meta: TensorMeta, dims: Any) -> tuple[int, ...] | None:
+    """Return ``dims`` as negative indices when kernels can reduce over them, else None."""
     rank = len(meta.shape)
     items = dims if isinstance(dims, tuple) else (dims,)
     wanted = sorted(dim - rank if dim >= 0 else dim for dim in items)
-    if not wanted or wanted != list(range(-len(wanted), 0)) or meta.dtype not in _FUSED:
+    if not wanted or meta.dtype not in _FUSED:
         return None
-    return tuple(wanted) if 2 <= math.prod(meta.shape[rank - len(wanted) :]) <= MAX_COLUMNS else None
+    last = wanted == list(range(-len(wanted), 0))
+    longest = MAX_COLUMNS if last and memory_order(meta) == tuple(range(-rank, 0)) else MAX_TRANSPOSED
+    return tuple(wanted) if 2 <= math.prod(meta.shape[dim] for dim in wanted) <= longest else None
 
 
 _FUSED = frozenset({"float32", "float16", "bfloat16"})
@@ -32,7 +35,7 @@ _FUSED = frozenset({"float32", "float16", "bfloat16"})
 
 def _softmax(node: Node, draft: Draft) -> Ref | None:
     x = node.args[0]
-    dims = _trailing(draft.metas[x.name], node.args[1])
+    dims = _reduced(draft.metas[x.name], node.args[1])
     if dims is None or node.meta.dtype not in _FUSED:
         return None
     top = draft.emit(node, "row_max", "amax.default", x, dims, True)
@@ -47,7 +50,7 @@ def _softmax(node: Node, draft: Draft) -> Ref | None:
 
 def _logsumexp(node: Node, draft: Draft) -> Ref | None:
     x = node.args[0]
-    dims = _trailing(draft.metas[x.name], node.args[1])
+    dims = _reduced(draft.metas[x.name], node.args[1])
     if dims is None:
         return None
     top = draft.emit(node, "row_max", "amax.default", x, dims, True)
@@ -61,7 +64,7 @@ def _logsumexp(node: Node, draft: Draft) -> Ref | None:
 
 def _vector_norm(node: Node, draft: Draft) -> Ref | None:
     order = node.args[1] if len(node.args) > 1 else 2
-    dims = _trailing(draft.metas[node.args[0].name], node.args[2]) if len(node.args) > 2 and node.args[2] else None
+    dims = _reduced(draft.metas[node.args[0].name], node.args[2]) if len(node.args) > 2 and node.args[2] else None
     if order != 2 or dims is None or not (len(node.args) > 3 and node.args[3] is True) or node.kwargs.get("dtype"):
         return None
     square = draft.emit(node, "square", "pow.Tensor_Scalar", node.args[0], 2)
@@ -82,7 +85,7 @@ def _glu(node: Node, draft: Draft) -> Ref | None:
 
 def _layer_norm(node: Node, draft: Draft) -> Ref | None:
     x, shape = node.args[0], node.args[1]
-    dims = _trailing(draft.metas[x.name], tuple(range(-len(shape), 0)))
+    dims = _reduced(draft.metas[x.name], tuple(range(-len(shape), 0)))
     if dims is None:
         return None
     weight, bias, eps = (*node.args[2:5], *(None, None, 1e-5)[len(node.args) - 2 :])[:3]
@@ -106,7 +109,7 @@ def _affine(
 def _rms_norm(node: Node, draft: Draft) -> Ref | None:
     x, shape = node.args[0], node.args[1]
     meta = draft.metas[x.name]
-    dims = _trailing(meta, tuple(range(-len(shape), 0)))
+    dims = _reduced(meta, tuple(range(-len(shape), 0)))
     if dims is None:
         return None
     weight = node.args[2] if len(node.args) > 2 else None
@@ -139,7 +142,7 @@ def _instance_norm(node: Node, draft: Draft) -> Ref | None:
     x, weight, bias, running_mean, _, use_input, _, eps = node.args[:8]
     meta = draft.metas[x.name]
     rank = len(meta.shape)
-    dims = _trailing(meta, tuple(range(2 - rank, 0))) if rank > 2 else None
+    dims = _reduced(meta, tuple(range(2 - rank, 0))) if rank > 2 else None
     if dims is None or running_mean is not None or use_input is not True:
         return None
     shape = (meta.shape[1],) + (1,) * (rank - 2)
@@ -174,7 +177,9 @@ def _group_norm(node: Node, draft: Draft) -> Ref | None:
 
 def _shaped(node: Node, draft: Draft, value: Ref | None, shape: tuple[int, ...]) -> Ref | None:
     """``value`` viewed with ``shape``; parameters only, so that the sizes are constants."""
-    return None if value is None else draft.emit(node, f"{value.name}_shaped", "reshape.default", value, shape)
+    return (
+        None if value is None else draft.emit(node, f"{plain_name(value.name)}_shaped", "reshape.default", value, shape)
+    )
 
 
 def through_split(node: Node, draft: Draft) -> Ref | None:
@@ -242,12 +247,13 @@ def _full_reduction(node: Node, draft: Draft) -> Ref | None:
     if reduced is None or reduced.bare_op not in {"sum", "mean", "amax", "amin"} or len(reduced.args) < 2:
         return None
     x, dims = reduced.args[0], reduced.args[1]
-    trailing = _trailing(draft.metas[x.name], dims) if isinstance(dims, int | tuple) else None
+    trailing = _reduced(draft.metas[x.name], dims) if isinstance(dims, int | tuple) else None
     kept = len(reduced.args) > 2 and reduced.args[2] is True
     if trailing is None or kept or reduced.kwargs:
         return None
     full = draft.metas[x.name].shape
-    if shape != full[: -len(trailing)] + (1,) * len(trailing) or math.prod(full) == 0:
+    expected = tuple(1 if axis - len(full) in trailing else size for axis, size in enumerate(full))
+    if shape != expected or math.prod(full) == 0:
         return None
     return draft.emit(node, node.bare_op + "_kept", reduced.op.removeprefix("aten."), x, trailing, True)
 

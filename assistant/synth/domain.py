@@ -6,12 +6,13 @@ aligned to ``S`` from the right and either varies along a dimension or is broadc
 which all operands agree are folded into one *group*, so that most kernels need a single row and a single column index;
 only what is left needs division and remainder. Sizes and strides are read from the tensors at run time.
 
-Left out: operands whose dimensions are permuted relative to ``S`` beyond plain strides; negative strides.
+The order of ``S``'s dimensions is the region's choice (its *frame*): reduced ones last, channels last where most
+operands have them innermost. Left out: negative strides.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drk.gym.graph import TensorMeta
 
@@ -20,8 +21,9 @@ from drk.gym.graph import TensorMeta
 class Operand:
     """A tensor that a region reads or writes. ``varies`` has one entry per dimension of the region's shape.
 
-    ``axes`` maps those dimensions to the tensor's own axes (negative indices), None where it has none. ``strided``
-    operands are addressed by run-time strides, others must be contiguous.
+    ``axes`` maps those dimensions to the tensor's own axes (negative indices), None where it has none. ``order`` lists
+    the tensor's axes from the outermost in memory, where the launcher can make sure of that order, else None.
+    ``strided`` operands are addressed by run-time strides, since memory does not follow the region's dimensions.
     """
 
     value: str
@@ -30,6 +32,38 @@ class Operand:
     axes: tuple[int | None, ...]
     strided: bool = False
     fixed: bool = False
+    order: tuple[int, ...] | None = None
+
+    def framed(self, frame: tuple[int, ...]) -> Operand:
+        """The same operand, seen from a region whose dimensions are ``frame`` of the present one's."""
+        varies, axes = tuple(self.varies[dim] for dim in frame), tuple(self.axes[dim] for dim in frame)
+        return replace(self, varies=varies, axes=axes, strided=not _straight(varies, axes, self.order))
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether channels are innermost in memory, as ``torch.channels_last`` has it."""
+        return self.order is not None and self.order != tuple(range(-len(self.order), 0))
+
+
+def memory_order(meta: TensorMeta) -> tuple[int, ...] | None:
+    """Axes (negative) from the outermost in memory, for row-major and channels-last tensors; None for others."""
+    rank = len(meta.shape)
+    if meta.contiguous:
+        return tuple(range(-rank, 0))
+    last = (0, *range(2, rank), 1)
+    if rank not in (4, 5):
+        return None
+    shape, strides = tuple(meta.shape[axis] for axis in last), tuple(meta.strides[axis] for axis in last)
+    moved = TensorMeta(shape, meta.dtype, strides)
+    return tuple(axis - rank for axis in last) if moved.contiguous else None
+
+
+def _straight(varies: tuple[bool, ...], axes: tuple[int | None, ...], order: tuple[int, ...] | None) -> bool:
+    """Whether memory follows the region's dimensions."""
+    if order is None:
+        return False
+    places = [order.index(axis) for moves, axis in zip(varies, axes, strict=True) if moves and axis is not None]
+    return places == sorted(places)
 
 
 def align(
@@ -56,7 +90,9 @@ def align(
             return None
         varies.append(size != 1 or (shape[dim] == 1 and not fixed))
         axes.append(own)
-    return Operand(value, meta, tuple(varies), tuple(axes), strided=not meta.contiguous, fixed=fixed)
+    order = memory_order(meta)
+    strided = not _straight(tuple(varies), tuple(axes), order)
+    return Operand(value, meta, tuple(varies), tuple(axes), strided, fixed, order)
 
 
 @dataclass(frozen=True)
@@ -110,13 +146,19 @@ def _fold_range(dims: range, operands: list[Operand]) -> list[tuple[int, ...]]:
     groups: list[list[int]] = []
     previous: tuple[object, ...] | None = None
     for dim in dims:
-        pattern = tuple((item.varies[dim], item.strided and dim) for item in operands)
+        pattern = tuple((item.varies[dim], item.strided and _jump(item, dim)) for item in operands)
         if groups and pattern == previous:
             groups[-1].append(dim)
         else:
             groups.append([dim])
         previous = pattern
     return [tuple(group) for group in groups]
+
+
+def _jump(item: Operand, dim: int) -> object:
+    """Equal for neighbouring dimensions that are also neighbours in a strided operand's memory."""
+    axis = item.axes[dim]
+    return ("alone", dim) if item.order is None or axis is None else item.order.index(axis) - dim
 
 
 def _name_groups(dims: list[tuple[int, ...]], one: str, flat: str, total: str) -> tuple[Group, ...]:

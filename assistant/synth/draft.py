@@ -21,6 +21,12 @@ def contiguous_meta(shape: tuple[int, ...], dtype: str) -> TensorMeta:
     return TensorMeta(shape, dtype, tuple(reversed(strides)) if shape else ())
 
 
+def plain_name(name: str) -> str:
+    """A value's name without the prefix that ``torch.export`` gives to parameters, buffers and constants."""
+    head, _, rest = name.partition("_")
+    return rest if head in {"p", "b", "c"} and rest else name
+
+
 @dataclass
 class Draft:
     """A graph under rewriting: nodes so far, and which old names now mean which new ones."""

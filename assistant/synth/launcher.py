@@ -37,10 +37,11 @@ def shape_arguments(body: Body) -> Arguments:
     sizes = size_arguments(body.domain)
     names = dict(body.names)
     values = [group_size_text(group, operands, names) for group in groups if group.size in sizes]
-    for operand in body.region.inputs:
+    for operand in (*body.region.inputs, *body.region.outputs):
+        made = operand in body.region.outputs
         for parameter, value in stride_arguments(operand, names[operand.value], body.domain):
             sizes.append(parameter)
-            values.append(value)
+            values.append(f"out_{value}" if made else value)
     return Arguments(tuple(sizes), tuple(values))
 
 
@@ -54,9 +55,15 @@ def layout_lines(body: Body, owned: frozenset[str]) -> list[str]:
     lines = []
     for operand in body.region.inputs:
         name = body.names[operand.value]
-        if not operand.strided and not operand.fixed and operand.value not in owned and operand.meta.shape:
-            lines.append(f"{name} = {name}.contiguous()")
+        if operand.order is not None and not operand.fixed and operand.value not in owned and operand.meta.shape:
+            lines.append(f"{name} = {name}.contiguous({_memory_format(operand)})")
     return lines
+
+
+def _memory_format(operand: Operand) -> str:
+    if not operand.channels_last:
+        return ""
+    return f"memory_format=torch.channels_last{'_3d' if len(operand.meta.shape) == 5 else ''}"
 
 
 def allocation_lines(body: Body) -> list[str]:
@@ -66,20 +73,16 @@ def allocation_lines(body: Body) -> list[str]:
     device = f"{names[operands[0].value]}.device"
     lines = []
     for output in body.region.outputs:
-        same = next(
-            (item for item in operands if item.meta == output.meta and item.meta.contiguous and not item.fixed), None
-        )
+        same = next((item for item in operands if item.meta == output.meta and item.order and not item.fixed), None)
         name = f"out_{names[output.value]}"
         if same is not None and same.axes == output.axes:
             lines.append(f"{name} = torch.empty_like({names[same.value]})")
             continue
-        sizes = [
-            size_text(dim, operands, names) if output.varies[dim] else "1"
-            for dim in range(len(body.region.shape))
-            if output.axes[dim] is not None
-        ]
+        dims = {axis: dim for dim, axis in enumerate(output.axes) if axis is not None}
+        sizes = [size_text(dims[axis], operands, names) if output.varies[dims[axis]] else "1" for axis in sorted(dims)]
         shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
-        lines.append(f"{name} = torch.empty({shape}, device={device}, dtype=torch.{output.meta.dtype})")
+        options = [f"device={device}", f"dtype=torch.{output.meta.dtype}", _memory_format(output)]
+        lines.append(f"{name} = torch.empty({', '.join([shape, *filter(None, options)])})")
     return lines
 
 

@@ -83,7 +83,8 @@ def _declare_source() -> str:
 
 def _init(graph: Graph) -> str:
     lines = ["super().__init__()"]
-    lines += [_declaration(entry) for entry in graph.state]
+    formats = _memory_formats(graph)
+    lines += [_declaration(entry, formats.get(entry.key, "")) for entry in graph.state]
     for item in graph.placeholders:
         if item.kind == "constant" and item.meta.shape:
             if item.value is None:
@@ -93,12 +94,22 @@ def _init(graph: Graph) -> str:
     return f"    def __init__(self, *args, **kwargs) -> None:\n{indent(lines, 8)}\n"
 
 
-def _declaration(item: State) -> str:
+def _memory_formats(graph: Graph) -> dict[str, str]:
+    """Memory format by state key, for weights that forward reads in another layout: they are kept in it."""
+    paths = {item.name: item.path for item in graph.placeholders if item.kind in ("parameter", "buffer")}
+    found: dict[str, str] = {}
+    for node in graph.nodes:
+        if node.bare_op == "contiguous" and isinstance(node.args[0], Ref) and node.args[0].name in paths:
+            found[paths[node.args[0].name]] = f", memory_format=torch.{node.kwargs['memory_format'].name}"
+    return found
+
+
+def _declaration(item: State, memory_format: str = "") -> str:
     if item.alias_of is not None:
         getter = "get_parameter" if item.kind == "parameter" else "get_buffer"
         return f'declare(self, "{item.key}", self.{getter}("{item.alias_of}"))'
     shape = f"({', '.join(str(size) for size in item.meta.shape)}{',' if len(item.meta.shape) == 1 else ''})"
-    make = f"torch.empty({shape}, dtype=torch.{item.meta.dtype})"
+    make = f"torch.empty({shape}, dtype=torch.{item.meta.dtype}{memory_format})"
     if item.kind == "parameter":
         grad = "" if item.requires_grad else ", requires_grad=False"
         return f'declare(self, "{item.key}", torch.nn.Parameter({make}{grad}))'

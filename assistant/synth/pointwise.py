@@ -4,7 +4,7 @@ Where all operands have the output's shape and order, each program handles ``BLO
 are broadcast or strided, programs handle tiles of rows and columns instead: the innermost dimensions along which all
 operands agree are the columns, and only a row's index needs division and remainder.
 
-Left out: outputs in other memory formats than row-major.
+Left out: outputs in other memory formats than row-major and channels-last.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from drk.assistant.synth.body import Body, KernelText
 from drk.assistant.synth.domain import fold, group_size_text, index_lines
+from drk.assistant.synth.frames import transposed
 from drk.assistant.synth.launcher import (
     all_operands,
     allocation_lines,
@@ -112,13 +113,18 @@ def _tiled(body: Body, name: str, owned: frozenset[str], block: Block) -> tuple[
         " * ".join(text for group in groups if (text := group_size_text(group, operands, names)) != "1") or "1"
         for groups in (body.domain.rows, body.domain.cols)
     ]
+    # Where some operand has other neighbours in memory than the tile's columns, tiles are square: both sides are read
+    # in whole sectors.
+    turned = any(transposed(item, body.region.columns) for item in (*body.region.inputs, *body.region.outputs))
+    block_n = 64 if turned else block.elements
+    block = Block(max(block.elements, 2048), block.per_warp) if turned else block
     launch = [
         *layout_lines(body, owned),
         *allocation_lines(body),
         f"n_rows = {sizes[0]}",
         f"n_cols = {sizes[1]}",
         index_type_line(body),
-        f"block_n = min({block.elements}, triton.next_power_of_2(n_cols))",
+        f"block_n = min({block_n}, triton.next_power_of_2(n_cols))",
         f"block_m = {block.elements} // block_n",
         *call_lines(
             f"{name}_kernel",

@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drk.assistant.synth.body import KernelText
+from drk.assistant.synth.layouts import channels_last, is_convolution, without_conv_bias
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
@@ -36,6 +37,7 @@ class Variant:
     note: str = ""
     tile_rank: int = 0
     block: Block = BLOCKS[0]
+    channels_last: bool = False
 
 
 @dataclass(frozen=True)
@@ -53,11 +55,15 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     Raises:
         UnsupportedGraph: nothing can be fused, or the graph cannot be written as a module.
     """
-    rewritten = rewrite(graph)
+    rewritten = rewrite(without_conv_bias(graph))
+    if variant.channels_last:
+        rewritten = channels_last(rewritten)
     names = value_names(rewritten)
     facts = facts_of(rewritten)
     possible = [region for region in plan(rewritten, variant.rules) if region.outputs]
     regions = [region for region in possible if region.kind != "pointwise" or len(region.nodes) > 1] or possible
+    # A torch operator would hand its input's layout on to the module's caller.
+    regions = possible if variant.channels_last else regions
     if not regions:
         raise UnsupportedGraph("no operators that a kernel could take together")
     groups = _ordered(rewritten, regions)
@@ -221,8 +227,28 @@ def variants(graph: Graph) -> list[Variant]:
         Variant(library, f"{split}, larger blocks", 0, BLOCKS[1]),
         Variant(library, f"{split}, more warps", 0, BLOCKS[3]),
     ]
+    if any(is_convolution(node) for node in graph.nodes):
+        return _convolution_variants(library, full if has_product else None)
     if not has_product:
         return [*plain, Variant(library, f"{split}, largest blocks", 0, BLOCKS[2])]
     if half:
         return [plain[0], *fused, *plain[1:]]
     return [*fused[:2], plain[0], *fused[2:], *plain[1:]]
+
+
+def _convolution_variants(library: Rules, full: Rules | None) -> list[Variant]:
+    """Both layouts of the convolutions; ``full`` are the rules with products where the graph has some."""
+    note = "Convolutions by the library, everything around them fused"
+    last = f"{note}, channels last"
+    found = [
+        Variant(library, last, channels_last=True),
+        Variant(library, note),
+        Variant(library, f"{last}, larger blocks", 0, BLOCKS[1], channels_last=True),
+        Variant(library, f"{last}, largest blocks", 0, BLOCKS[2], channels_last=True),
+        Variant(library, f"{note}, larger blocks", 0, BLOCKS[1]),
+        Variant(library, f"{note}, more warps", 0, BLOCKS[3]),
+    ]
+    if full is None:
+        return found
+    products = "Convolutions by the library, every product with its epilogue in one kernel"
+    return [Variant(full, f"{products}, channels last", channels_last=True), Variant(full, products), *found]

@@ -5,8 +5,9 @@ that a kernel can compute and no path leaves it and comes back. Kinds: ``matmul`
 their left operand, with pointwise operators after it), ``row`` (reductions over the last dimensions with pointwise
 operators around them) and ``pointwise``.
 
-Left out: reductions over leading dimensions, views inside a region, reductions behind a matrix product, batched
-products. What no region takes stays a torch operator.
+A region walks its dimensions in an order of its own, its frame: reduced dimensions come last whichever they are, and
+channels come last where most tensors have them innermost. Left out: views inside a region, reductions behind a matrix
+product, batched products. What no region takes stays a torch operator.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
 
-from drk.assistant.synth.domain import Operand, align
+from drk.assistant.synth.domain import Operand, memory_order
+from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS, is_pointwise
+from drk.assistant.synth.frames import MAX_TRANSPOSED, Frame, choose_frame, transposed
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
 MAX_OPERANDS = 24
-MAX_COLUMNS = 32_768
-"""Longest row that one program of a row kernel holds in registers."""
 REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var"})
 
 
@@ -120,8 +121,8 @@ def product_of(node: Node, metas: Mapping[str, TensorMeta]) -> Product | None:
     return Product(node, left.name, right.name, transposed, bias.name if isinstance(bias, Ref) else None)
 
 
-def reduced_dims(node: Node, metas: Mapping[str, TensorMeta]) -> tuple[int, bool] | None:
-    """(number of trailing dimensions, keepdim) of a row reduction that kernels can compute, else None."""
+def reduced_dims(node: Node, metas: Mapping[str, TensorMeta]) -> tuple[tuple[int, ...], bool] | None:
+    """(dimensions in order, keepdim) of a reduction that kernels can compute, else None."""
     if not node.op.startswith("aten.") or node.bare_op not in REDUCTIONS or len(node.metas) != 1:
         return None
     source = metas.get(node.args[0].name) if node.args and isinstance(node.args[0], Ref) else None
@@ -138,18 +139,9 @@ def reduced_dims(node: Node, metas: Mapping[str, TensorMeta]) -> tuple[int, bool
     rank = len(source.shape)
     if dims is None or dims == ():
         return None
-    wanted = sorted(dim % rank for dim in (dims if isinstance(dims, tuple) else (dims,)))
-    if wanted != list(range(rank - len(wanted), rank)):
-        return None
+    wanted = tuple(sorted(dim % rank for dim in (dims if isinstance(dims, tuple) else (dims,))))
     keep = node.kwargs.get("keepdim", node.args[2] if len(node.args) > 2 else False)
-    return len(wanted), keep is True
-
-
-def broadcast(shapes: list[tuple[int, ...]]) -> tuple[int, ...]:
-    """The shape that all ``shapes`` broadcast to (they are taken to be compatible)."""
-    rank = max(len(shape) for shape in shapes)
-    padded = [(1,) * (rank - len(shape)) + shape for shape in shapes]
-    return tuple(max(sizes, key=lambda size: (size != 1, size)) for sizes in zip(*padded, strict=True))
+    return wanted, keep is True
 
 
 # --- Regions -------------------------------------------------------------------------------------------------
@@ -162,17 +154,24 @@ def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
     reductions = [(node, dims) for node in nodes if (dims := reduced_dims(node, facts.metas)) is not None]
     if (products and reductions) or not _products_agree(products, inside, facts, rules):
         return None
-    frame = _frame(nodes, products, reductions, facts)
+    if products:
+        product_shape = products[0].node.meta.shape
+        frame: Frame | None = Frame(product_shape, tuple(range(len(product_shape))), 1)
+    else:
+        frame = choose_frame(nodes, reductions, facts.metas, facts.users)
     if frame is None:
         return None
-    shape, columns = frame
     kind = "matmul" if products else "row" if reductions else "pointwise"
     dropped = _dropped(nodes, reductions, inside, facts)
     if dropped is None:
         return None
-    inputs = _inputs(nodes, inside, shape, dropped, columns, facts, products)
-    outputs = _outputs(nodes, inside, shape, dropped, columns, facts)
+    inputs = _inputs(nodes, inside, frame, dropped, facts, products)
+    outputs = _outputs(nodes, inside, frame, dropped, facts)
     if inputs is None or outputs is None or len(inputs) + len(outputs) > MAX_OPERANDS:
+        return None
+    shape, columns = frame.shape, frame.columns
+    long = math.prod(shape[len(shape) - columns :]) > MAX_TRANSPOSED
+    if kind == "row" and long and any(transposed(item, columns) for item in inputs):
         return None
     used = {name for node in nodes for name in node.inputs()}
     scalars = {name: value for name, value in facts.scalars.items() if name in used}
@@ -194,22 +193,8 @@ def _products_agree(products: list[Product], inside: set[str], facts: Facts, rul
     )
 
 
-def _frame(
-    nodes: list[Node], products: list[Product], reductions: list[tuple[Node, tuple[int, bool]]], facts: Facts
-) -> tuple[tuple[int, ...], int] | None:
-    """(shape, number of column dimensions) of a region, or None when its parts disagree."""
-    if products:
-        return products[0].node.meta.shape, 1
-    if reductions:
-        frames = {(facts.metas[node.args[0].name].shape, dims) for node, (dims, _) in reductions}
-        shape, columns = frames.pop()
-        return (shape, columns) if not frames and 2 <= math.prod(shape[len(shape) - columns :]) <= MAX_COLUMNS else None
-    shape = broadcast([node.meta.shape for node in nodes])
-    return (shape, 0) if shape else None
-
-
 def _dropped(
-    nodes: list[Node], reductions: list[tuple[Node, tuple[int, bool]]], inside: set[str], facts: Facts
+    nodes: list[Node], reductions: list[tuple[Node, tuple[tuple[int, ...], bool]]], inside: set[str], facts: Facts
 ) -> frozenset[str] | None:
     """Names of values without their reduced dimensions; None when they meet values that have them."""
     dropped = {node.name for node, (_, keep) in reductions if not keep}
@@ -230,49 +215,50 @@ def _dropped(
 def _inputs(
     nodes: list[Node],
     inside: set[str],
-    shape: tuple[int, ...],
+    frame: Frame,
     dropped: frozenset[str],
-    columns: int,
     facts: Facts,
     products: list[Product],
 ) -> tuple[Operand, ...] | None:
     found: dict[str, Operand] = {}
     for node in nodes:
-        missing = columns if node.name in dropped else 0
+        missing = node.name in dropped
         product = next((item for item in products if item.node is node), None)
-        reads = 0 if reduced_dims(node, facts.metas) else missing
+        reads = False if reduced_dims(node, facts.metas) else missing
         names = ([product.bias] if product.bias else []) if product else list(node.inputs())
         for name in names:
             if name in inside or name in facts.scalars:
                 continue
-            operand = align(name, facts.metas[name], shape, dropped=reads, fixed=name in facts.fixed)
+            operand = frame.place(name, facts.metas[name], dropped=reads, fixed=name in facts.fixed)
             if operand is None or found.setdefault(name, operand) != operand:
                 return None
-        inner = align(node.name, node.meta, shape, dropped=missing)
-        if inner is None:
+        if frame.place(node.name, node.meta, dropped=missing) is None:
             return None
     return tuple(found.values())
 
 
 def _outputs(
-    nodes: list[Node], inside: set[str], shape: tuple[int, ...], dropped: frozenset[str], columns: int, facts: Facts
+    nodes: list[Node], inside: set[str], frame: Frame, dropped: frozenset[str], facts: Facts
 ) -> tuple[Operand, ...] | None:
     """Operands that leave the region: full ones, or in row regions one value per row."""
     found: list[Operand] = []
-    edge = len(shape) - columns
+    shape = frame.shape
+    edge = len(shape) - frame.columns
     for node in nodes:
         if all(user in inside for user in facts.users[node.name]):
             continue
         meta = node.meta
-        operand = align(node.name, meta, shape, dropped=columns if node.name in dropped else 0)
+        if memory_order(meta) is None:
+            meta = contiguous_meta(meta.shape, meta.dtype)
+        operand = frame.place(node.name, meta, dropped=node.name in dropped)
         if operand is None:
             return None
         sizes = tuple(1 if axis is None else meta.shape[axis] for axis in operand.axes)
-        per_row = sizes != shape and sizes == shape[:edge] + (1,) * columns
+        per_row = sizes != shape and sizes == shape[:edge] + (1,) * frame.columns
         if sizes != shape and not per_row:
             return None
         varies = tuple(index < edge or not per_row for index in range(len(shape)))
-        found.append(replace(operand, varies=varies, strided=False))
+        found.append(replace(operand, varies=varies))
     return tuple(found)
 
 

@@ -1,10 +1,12 @@
-"""Writes kernels for row regions: reductions over the last dimensions with pointwise operators around them.
+"""Writes kernels for row regions: reductions over some dimensions with pointwise operators around them.
+
+The reduced dimensions are a row, whichever they are in the tensors (channels, say).
 
 A program holds ``BLOCK_M`` whole rows in registers (one row from about 2,000 columns on), so every input is read once
 and every output written once, whatever the number of reductions. Variance is computed in two passes over the
 registers; sums are trees, not running sums.
 
-Left out: rows too long for registers (``MAX_COLUMNS`` of :mod:`drk.assistant.synth.regions`): they stay with PyTorch.
+Left out: rows too long for registers (``MAX_COLUMNS`` of :mod:`drk.assistant.synth.frames`): they stay with PyTorch.
 """
 
 from __future__ import annotations
@@ -13,6 +15,7 @@ from collections.abc import Mapping
 
 from drk.assistant.synth.body import Body, KernelText, tidy
 from drk.assistant.synth.domain import group_size_text, index_lines
+from drk.assistant.synth.frames import transposed
 from drk.assistant.synth.launcher import (
     all_operands,
     allocation_lines,
@@ -117,6 +120,9 @@ def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str
     names = dict(body.names)
     n_cols = " * ".join(group_size_text(group, operands, names) for group in body.domain.cols)
     n_rows = " * ".join(group_size_text(group, operands, names) for group in body.domain.rows)
+    # Rows whose elements lie apart in memory are read several at a time, so that each sector is read once.
+    turned = any(transposed(item, body.region.columns) for item in body.region.inputs)
+    fewest, most = (8, max(block.elements, 4096)) if turned else (1, block.elements)
     return [
         *layout_lines(body, owned),
         *allocation_lines(body),
@@ -124,7 +130,7 @@ def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str
         f"n_cols = {n_cols}",
         index_type_line(body),
         "block_n = triton.next_power_of_2(n_cols)",
-        f"block_m = max(1, min(64, {block.elements} // block_n))",
+        f"block_m = max({fewest}, min(64, {most} // block_n))",
         f"num_warps = max(1, min(16, block_m * block_n // {block.per_warp}))",
         *call_lines(
             f"{name}_kernel",

@@ -19,6 +19,9 @@ _FUNCTIONS: Mapping[str, str] = {
     "aten.conv1d.default": "F.conv1d",
     "aten.conv2d.default": "F.conv2d",
     "aten.conv3d.default": "F.conv3d",
+    "aten.conv_transpose1d.default": "F.conv_transpose1d",
+    "aten.conv_transpose2d.input": "F.conv_transpose2d",
+    "aten.conv_transpose3d.input": "F.conv_transpose3d",
     "aten.matmul.default": "torch.matmul",
     "aten.mm.default": "torch.mm",
     "aten.bmm.default": "torch.bmm",
@@ -58,7 +61,9 @@ def torch_call(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorM
     if node.op in _FUNCTIONS:
         return f"{_FUNCTIONS[node.op]}({', '.join([*args, *keywords])})"
     if method and node.op.startswith("aten."):
-        return f"{args[0]}.{node.bare_op}({', '.join([*args[1:], *keywords])})"
+        # The captured strides may not be those of the emitted module, where layouts differ.
+        name = "reshape" if node.bare_op == "view" else node.bare_op
+        return f"{args[0]}.{name}({', '.join([*args[1:], *keywords])})"
     return f"torch.ops.{node.op}({', '.join([*args, *keywords])})"
 
 

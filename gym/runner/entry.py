@@ -156,9 +156,11 @@ def describe_exception(error: BaseException, scratch: Path) -> dict[str, Any]:
 def user_line(error: BaseException, scratch: Path) -> tuple[str, int | None]:
     """Return the innermost frame below the scratch folder as a relative path and a line."""
     found: tuple[str, int | None] = ("", None)
-    for frame in traceback.extract_tb(error.__traceback__):
-        if frame.filename.startswith(str(scratch)):
-            found = (str(Path(frame.filename).relative_to(scratch)), frame.lineno)
+    # Not extract_tb: it reads the sources of all frames, which would be noted as the candidate's own attempt.
+    for frame, line in traceback.walk_tb(error.__traceback__):
+        filename = frame.f_code.co_filename
+        if filename.startswith(str(scratch)):
+            found = (str(Path(filename).relative_to(scratch)), line)
     return found
 
 

@@ -5,7 +5,8 @@ import torch.nn.functional as F
 from modules import Function, GatedMLP
 from torch import nn
 
-from drk.assistant.synth.regions import Rules, broadcast, plan
+from drk.assistant.synth.frames import broadcast
+from drk.assistant.synth.regions import Rules, plan
 from drk.assistant.synth.rewrites import rewrite
 
 
@@ -42,8 +43,13 @@ def test_reductions_over_different_shapes_do_not_share_a_kernel(graph_of):
     assert [kind for kind, _ in kinds].count("row") == 2
 
 
-def test_reductions_over_leading_dimensions_stay_torch(graph_of):
-    assert regions_of(graph_of(Function(lambda _, x: x.sum(0)), torch.randn(3, 5))) == []
+def test_reductions_over_leading_dimensions_are_rows_of_another_frame(graph_of):
+    (region,) = plan(graph_of(Function(lambda _, x: x.sum(0)), torch.randn(3, 5)), Rules())
+    assert (region.kind, region.shape, region.columns) == ("row", (5, 3), 1)
+
+
+def test_long_rows_that_lie_apart_in_memory_stay_torch(graph_of):
+    assert regions_of(graph_of(Function(lambda _, x: x.sum(0)), torch.randn(3000, 5))) == []
 
 
 def test_siblings_that_read_one_tensor_share_a_kernel(graph_of):

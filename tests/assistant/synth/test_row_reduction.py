@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from modules import Function, RMSNorm
 from torch import nn
 
-from drk.assistant.synth.regions import MAX_COLUMNS
+from drk.assistant.synth.frames import MAX_COLUMNS
 
 
 def test_softmax_with_scale_and_large_logits(check):

@@ -28,9 +28,9 @@ def test_devices_and_constants():
 def test_sizes_follow_the_input():
     view = "aten.view.default"
     split = call(view, Ref("x"), (4, 8, 2, 16), before=(4, 8, 32), shape=(4, 8, 2, 16))
-    assert split == "x.view([x.shape[0], x.shape[1], 2, 16])"
+    assert split == "x.reshape([x.shape[0], x.shape[1], 2, 16])"
     assert (
         call(view, Ref("x"), (32, 7), before=(4, 8, 7), shape=(32, 7))
-        == "x.view([x.shape[0] * x.shape[1], x.shape[2]])"
+        == "x.reshape([x.shape[0] * x.shape[1], x.shape[2]])"
     )
-    assert call(view, Ref("x"), (4, 8, 7), before=(32, 7), shape=(4, 8, 7)) == "x.view([-1, 8, 7])"
+    assert call(view, Ref("x"), (4, 8, 7), before=(32, 7), shape=(4, 8, 7)) == "x.reshape([-1, 8, 7])"
