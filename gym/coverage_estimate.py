@@ -14,6 +14,7 @@ from drk.gym.graph import TensorMeta
 from drk.gym.graph_cost import operator_cost
 
 _PEAKS = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+_COPIES = {"copy", "clone", "_to_copy", "contiguous", "fill", "zero", "zeros", "zeros_like", "full", "ones_like"}
 DEFAULT_PEAK_TFLOPS = 60.0
 
 
@@ -46,8 +47,8 @@ def times_us(rows: list[Any], target: str) -> dict[str, float]:
 def coverage_estimate(reference_rows: list[Any], candidate_rows: list[Any], target: str) -> float | None:
     """Return the estimate in 0..1, or None when the reference does nothing that can be costed or rows are malformed.
 
-    What a candidate does beyond the reference's operators (a copy for its own layout) is not the reference's work, so
-    of each operator at most as much counts as left as the reference spends on it.
+    A copy that the candidate makes for its own layout is not the reference's work: of copies at most as much counts as
+    the reference spends on them.
     """
     try:
         total, left = times_us(reference_rows, target), times_us(candidate_rows, target)
@@ -56,5 +57,5 @@ def coverage_estimate(reference_rows: list[Any], candidate_rows: list[Any], targ
     whole = sum(total.values())
     if whole <= 0:
         return None
-    rest = sum(min(time_us, total.get(name, 0.0)) for name, time_us in left.items())
+    rest = sum(min(spent, total.get(name, 0.0)) if name in _COPIES else spent for name, spent in left.items())
     return min(max(1.0 - rest / whole, 0.0), 1.0)

@@ -163,11 +163,33 @@ class Gym:
             started = None
         if started is None:
             started = self._sessions[identifier] = asyncio.create_task(self._start_session(task))
-            while len(self._sessions) > MAX_SESSIONS:
-                _, oldest = self._sessions.popitem(last=False)
-                await _close(oldest)
+            await self._evict(keep=identifier)
         self._sessions.move_to_end(identifier)
         return await asyncio.shield(started)
+
+    async def _evict(self, keep: str) -> None:
+        """Close the sessions that nobody has used for longest, down to :data:`MAX_SESSIONS`; those in use stay."""
+        idle = [
+            name
+            for name, task in self._sessions.items()
+            if name != keep and task.done() and (not _usable(task) or task.result().users == 0)
+        ]
+        for name in idle[: max(len(self._sessions) - MAX_SESSIONS, 0)]:
+            await _close(self._sessions.pop(name))
+
+    @asynccontextmanager
+    async def using(self, task: Task) -> AsyncIterator[ReferenceSession]:
+        """Hold a task's session, so that it is not closed to make room meanwhile.
+
+        Raises:
+            TaskError: the reference cannot be loaded.
+        """
+        session = await self.reference(task)
+        session.users += 1
+        try:
+            yield session
+        finally:
+            session.users -= 1
 
     async def _start_session(self, task: Task) -> ReferenceSession:
         check_task(task)
@@ -228,8 +250,8 @@ class Gym:
         Raises:
             TaskError: it cannot be judged; the message, file, line and help are for a person.
         """
-        session = await self.reference(task)
-        trial = await session.trial(0)
+        async with self.using(task) as session:
+            trial = await session.trial(0)
         return Inspection(
             device=self.device,
             inputs=trial.inputs,
@@ -245,8 +267,8 @@ class Gym:
         Raises:
             TaskError: the reference cannot be loaded or captured.
         """
-        session = await self.reference(task)
-        answer = await session.ask("capture", self.settings.limits.compile_s, key=session.keys[0])
+        async with self.using(task) as session:
+            answer = await session.ask("capture", self.settings.limits.compile_s, key=session.keys[0])
         graph = answer.get("graph")
         if not isinstance(graph, dict):
             raise TaskError("the reference's graph could not be captured", kind="capture")

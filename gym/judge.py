@@ -8,6 +8,7 @@ reached. Each step either goes on or ends the evaluation with a failure that nam
 from __future__ import annotations
 
 import ast
+import contextlib
 import time
 from typing import TYPE_CHECKING, Any
 
@@ -77,14 +78,11 @@ class Evaluation:
         try:
             parse_candidate(self.candidate.source)
             self.draft.reach("parsed")
-            with self.draft.stage("reference"):
-                session = await self.gym.reference(self.task)
-            if session.untold:
-                told = ", ".join(session.untold)
-                self.draft.notes.append(
-                    f"the module is insensitive: wrong outputs ({told}) cannot be told from right ones"
-                )
-            await self._judge(session)
+            async with contextlib.AsyncExitStack() as stack:
+                with self.draft.stage("reference"):
+                    session = await stack.enter_async_context(self.gym.using(self.task))
+                self._note_insensitive(session)
+                await self._judge(session)
             status, failure = self._conclusion()
         except Stop as stop:
             status, failure = stop.status, stop.failure
@@ -92,6 +90,12 @@ class Evaluation:
             status, failure = "failed", Failure("run", "protocol", error.message)
         self.draft.timings_s["total"] = round(time.monotonic() - start, 4)
         return self._finish(status, failure)
+
+    def _note_insensitive(self, session: ReferenceSession) -> None:
+        if session.untold:
+            told = ", ".join(session.untold)
+            note = f"the module is insensitive: wrong outputs ({told}) cannot be told from right ones"
+            self.draft.notes.append(note)
 
     async def _judge(self, session: ReferenceSession) -> None:
         """Run everything that needs a process."""

@@ -104,6 +104,7 @@ class ReferenceSession:
         self.compiled: dict[str, Any] | None = None
         self._trials: dict[int, Trial] = {}
         self.untold: list[str] = []
+        self.users = 0
         self.operators: list[Any] = []
 
     async def prepare(self) -> None:

@@ -21,7 +21,7 @@ from typing import Any
 from drk.gym.arena import Arena
 from drk.gym.errors import ProtocolError, ZygoteError
 from drk.gym.protocol import AsyncChannel
-from drk.gym.sandbox import MemoryWatch, scratch_bytes, terminate
+from drk.gym.sandbox import MemoryWatch, descendants, scratch_bytes, terminate
 from drk.gym.settings import GymSettings
 from drk.gym.zygote_client import ZygoteClient
 
@@ -55,6 +55,7 @@ class RunnerHandle:
         self._exited: asyncio.Future[int] | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._log_fd = -1
+        self._born_with = 0
         self._pidfd = -1
         self._killer: asyncio.Task[bool] | None = None
 
@@ -118,6 +119,7 @@ class RunnerHandle:
         self._channel = AsyncChannel(ours)
         self._tasks = [asyncio.create_task(self._read_log()), asyncio.create_task(self._watch())]
         hello = await self._answer(30.0)
+        self._born_with = len(descendants(self.pid))
         if not hello.get("ok"):
             raise ZygoteError(f"a Runner did not start: {hello['error']['message']} {self.log_text()[-500:]}".strip())
 
@@ -167,6 +169,11 @@ class RunnerHandle:
         message = KINDS[kind] + (f" ({detail})" if detail else "")
         error = {"kind": kind, "message": message, "file": "", "line": None, "help": ""}
         return {"ok": False, "died": True, "error": error}
+
+    async def left_behind(self) -> int:
+        """Return how many processes live below this Runner beyond those that it started with."""
+        now = await asyncio.to_thread(descendants, self.pid)
+        return max(len(now) - self._born_with, 0)
 
     def log_text(self) -> str:
         """Return what user code printed, cut to the limit."""

@@ -55,7 +55,15 @@ def _flags() -> dict[str, Any]:
         "deterministic algorithms": torch.are_deterministic_algorithms_enabled(),
         "default device": str(torch.get_default_device()),
         "gradient mode": torch.is_grad_enabled(),
+        "function modes": torch._C._len_torch_function_stack(),
+        "dispatch modes": torch._C._len_torch_dispatch_stack(),
     }
+
+
+def _overrides() -> set[str]:
+    """Return the ATen kernels that Python code has registered with the dispatcher."""
+    known = getattr(torch.library, "_impls", ())
+    return {str(name) for name in known if str(name).startswith("aten")}
 
 
 class Tripwires:
@@ -67,6 +75,7 @@ class Tripwires:
         self._builtins = {name: getattr(builtins, name) for name in _BUILTINS}
         self._flags = _flags()
         self._threads = threading.active_count()
+        self._overrides = _overrides()
 
     def tripped(self) -> list[str]:
         """Return in words what differs now."""
@@ -84,6 +93,7 @@ class Tripwires:
             if getattr(builtins, name, None) is not was
         ]
         found += [f"{name} was changed" for name, value in _flags().items() if value != self._flags[name]]
+        found += [f"the operator {name} was overridden" for name in sorted(_overrides() - self._overrides)[:5]]
         if threading.active_count() > self._threads:
             found.append("threads were left running")
         return found
