@@ -28,6 +28,7 @@ from drk.assistant.budget import Budget
 from drk.assistant.console import Console, Progress, console_from
 from drk.assistant.errors import TargetError, UsageError
 from drk.assistant.events import Event
+from drk.assistant.gym_address import open_gym
 from drk.assistant.intake import locate, resolve_target, split_target
 from drk.assistant.model_options import (
     BaseUrl,
@@ -280,8 +281,6 @@ def _search(
     proposer: Proposer,
     events: Literal["jsonl"] | None,
 ) -> Answer:
-    from drk.gym.engine import Gym  # brings torch: not needed to say that a file is missing
-
     gym_settings = GymSettings(
         device=settings.device, target=settings.target, sandbox=settings.sandbox, seeds=settings.seeds
     )
@@ -291,7 +290,7 @@ def _search(
         stop = asyncio.Event()
         with stopping(stop, console), console.progress(f"optimising {plan.task.target}", total) as progress:
             reporter = _Reporter(console, progress, events)
-            async with opened(proposer), Gym(gym_settings) as gym:
+            async with opened(proposer), open_gym(gym_settings) as gym:
                 return await search_and_write(plan, run, gym, proposer, emit=reporter.tell, stop=stop)
 
     return asyncio.run(work())
