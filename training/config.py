@@ -188,20 +188,13 @@ class SftSection:
 
 @dataclass(frozen=True)
 class ScratchSection:
-    """A small model from nothing, on data that is written as it trains (``drk train scratch``)."""
+    """A small model from nothing (``drk train scratch``): its shape, and the size of its byte-level vocabulary."""
 
     layers: int = 8
     width: int = 384
     heads: int = 6
     hidden: int = 1024
     vocabulary: int = 2048
-    tokens_per_step: int = 65536
-    seconds: float = 240.0
-    steps: int = 0
-    muon_rate: float = 0.02
-    adam_rate: float = 3e-3
-    warmup_steps: int = 60
-    processes: int = 0
 
 
 @dataclass(frozen=True)

@@ -69,7 +69,9 @@ def _wrong(source: str, rng: random.Random) -> tuple[str, str] | None:
     found = re.search(r"(tl\.store\([^,]+, *)([A-Za-z_]\w*)", lines[number])
     if not found:
         return None
-    change, what = rng.choice([("{} + 0.5", "0.5 is added"), ("-{}", "the sign is wrong"), ("{} * 1.1", "a factor")])
+    change, what = rng.choice(
+        [("({} + 0.5)", "0.5 is added"), ("(-{})", "the sign is wrong"), ("({} * 1.1)", "a factor")]
+    )
     lines[number] = lines[number].replace(found[0], found[1] + change.format(found[2]), 1)
     return "".join(lines), f"what is stored is off: {what}"
 

@@ -11,6 +11,7 @@ import contextlib
 import os
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -82,14 +83,35 @@ def sft(
         print_facts(console, done.facts(), as_json=output == "json")
 
 
+@app.command("scratch")
+def scratch(ctx: typer.Context, config: ConfigName, overrides: Overrides = None, output: Format = "text") -> None:
+    """Make a small model from nothing and fine-tune it on demonstrations (sft.path)."""
+    console = console_from(ctx)
+    settings = load_config(config, overrides or ())
+    with training_errors(), quiet_libraries():
+        from drk.training.scratch import train_scratch
+
+        done = train_scratch(settings, step_reporter(console, 0))
+        print_facts(console, done.facts(), as_json=output == "json")
+
+
+@app.command("report")
+def report(ctx: typer.Context, folder: Annotated[Path, typer.Argument(help="A run's folder.")]) -> None:
+    """Write a run's curves into its folder as report.html."""
+    with training_errors():
+        from drk.training.training_report import write_report
+
+        console_from(ctx).result(str(write_report(folder)))
+
+
 def step_reporter(console: Console, steps: int) -> Any:
     """Return the function that tells a person about one step, in one line."""
 
-    def report(step: int, numbers: dict[str, float]) -> None:
+    def tell(step: int, numbers: dict[str, float]) -> None:
         shown = [f"{name} {numbers[name]:.4g}" for name in SHOWN if name in numbers]
         console.info(f"step {step}{f'/{steps}' if steps else ''}  " + "  ".join(shown))
 
-    return report
+    return tell
 
 
 def print_facts(console: Console, facts: dict[str, Any], *, as_json: bool) -> None:
