@@ -41,7 +41,9 @@ class Audit:
     def __init__(self, scratch: Path) -> None:
         self.notes: list[str] = []
         self._watching = False
-        prefixes = {sys.prefix, sys.base_prefix, sysconfig.get_paths()["purelib"], *sys.path, str(scratch)}
+        # This package's own sources too (a checkout lies outside the prefix): torch formats stacks that run through them.
+        here = str(Path(__file__).resolve().parents[1])
+        prefixes = {sys.prefix, sys.base_prefix, sysconfig.get_paths()["purelib"], *sys.path, str(scratch), here}
         roots = {os.path.realpath(path) for path in prefixes if path} | prefixes
         self._roots = tuple(root for root in roots if root) + _SYSTEM_ROOTS + _QUIET + _PROC_QUIET
         sys.addaudithook(self._hook())
