@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
+from drk.gym.errors import HostError
 from drk.gym.serve.embedded_valkey import EmbeddedValkey
 from drk.gym.serve.settings import ServeSettings, WorkerSettings, to_environment
 
@@ -86,16 +87,26 @@ class Household:
         self.stop.set()
 
     def _mend(self) -> None:
-        if self._valkey is not None and not self._valkey.alive:
-            if self._valkey.process is not None:
-                self._tell("valkey ended; starting it again")
-            self._valkey.start()
+        self._mend_valkey()
         now = time.monotonic()
         for child in self.children:
             if child.died():
                 self._tell(f"{child.name} ended; starting it again in {child.pause_s:g} s")
             elif child.process is None and now >= child.start_at:
                 child.start()
+
+    def _mend_valkey(self) -> None:
+        """Start Valkey where it does not run; only a first start that fails ends everything."""
+        if self._valkey is None or self._valkey.alive:
+            return
+        if self._valkey.process is None:
+            self._valkey.start()
+            return
+        self._tell("valkey ended; starting it again")
+        try:
+            self._valkey.start()
+        except HostError as error:
+            self._tell(f"{error.message}; trying again")
 
     def _end(self) -> None:
         running = [child for child in self.children if child.process is not None]
