@@ -41,7 +41,7 @@ class Audit:
     def __init__(self, scratch: Path) -> None:
         self.notes: list[str] = []
         self._watching = False
-        # This package's own sources too (a checkout lies outside the prefix): torch formats stacks that run through them.
+        # This package's sources too (a checkout is outside the prefix): torch formats stacks that run through them.
         here = str(Path(__file__).resolve().parents[1])
         prefixes = {sys.prefix, sys.base_prefix, sysconfig.get_paths()["purelib"], *sys.path, str(scratch), here}
         roots = {os.path.realpath(path) for path in prefixes if path} | prefixes
