@@ -369,6 +369,8 @@ def _check_whole(config: TrainConfig) -> None:
             raise ConfigError(f"{name} must be above 0")
     if config.rollout.samples_per_prompt < 2:
         raise ConfigError("rollout.samples_per_prompt must be at least 2: advantages compare samples of one prompt")
+    if config.run.validate_every and not config.tasks.held_out:
+        raise ConfigError("run.validate_every needs held-out tasks: set tasks.held_out")
     if not 0 <= config.advantage.gamma <= 1:
         raise ConfigError("advantage.gamma must lie in 0 to 1")
     if config.rejection.low > config.rejection.high:

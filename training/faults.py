@@ -1,12 +1,13 @@
 """Faults put into a right candidate, for demonstrations of repair and for tests: each with what a person would call it.
 
-Kinds: ``syntax`` (a line that does not parse), ``compile`` (a Triton function that does not exist), ``wrong`` (a sign,
-a constant or a mask is off), ``crash`` (a missing name when it runs). A fault is found by text, so a kind that finds
-nothing to change gives none. What a fault does is not promised: the gym judges it like any candidate.
+Kinds: ``syntax`` (a line that does not parse), ``compile`` (a Triton function that does not exist), ``wrong`` (what
+is stored is off by a constant or a sign), ``crash`` (a missing name when it runs). A kind that finds nothing to change
+gives none. What a fault does is not promised: the gym judges it like any candidate.
 """
 
 from __future__ import annotations
 
+import ast
 import random
 import re
 from dataclasses import dataclass
@@ -26,7 +27,11 @@ class Fault:
 
 
 def insert_fault(source: str, kind: FaultKind, *, seed: int = 0) -> Fault | None:
-    """Return ``source`` with one fault of ``kind``, or None where there is nothing to change."""
+    """Return ``source`` with one fault of ``kind``, or None where there is nothing to change.
+
+    Raises:
+        SyntaxError: ``source`` does not parse to begin with.
+    """
     rng = random.Random(f"{kind}:{seed}")
     makers = {"syntax": _syntax, "compile": _compile, "wrong": _wrong, "crash": _crash}
     made = makers[kind](source, rng)
@@ -53,27 +58,25 @@ def _compile(source: str, rng: random.Random) -> tuple[str, str] | None:
 
 
 def _wrong(source: str, rng: random.Random) -> tuple[str, str] | None:
-    # inside kernels only: lines that compute a value, not addresses, sizes or masks
-    lines = source.splitlines(keepends=True)
-    inside, places = False, []
-    for number, line in enumerate(lines):
-        if line.startswith("@triton.jit"):
-            inside = True
-        elif line.startswith(("class ", "def ")) and not lines[number - 1].startswith("@triton.jit"):
-            inside = False
-        if inside and re.search(r"tl\.store\(", line):
-            places.append(number)
-    if not places:
+    values = [
+        call.args[1]
+        for function in ast.walk(ast.parse(source))
+        if isinstance(function, ast.FunctionDef) and any("jit" in ast.unparse(one) for one in function.decorator_list)
+        for call in ast.walk(function)
+        if isinstance(call, ast.Call) and ast.unparse(call.func) == "tl.store" and len(call.args) > 1
+    ]
+    if not values:
         return None
-    number = rng.choice(places)
-    found = re.search(r"(tl\.store\([^,]+, *)([A-Za-z_]\w*)", lines[number])
-    if not found:
-        return None
-    change, what = rng.choice(
-        [("({} + 0.5)", "0.5 is added"), ("(-{})", "the sign is wrong"), ("({} * 1.1)", "a factor")]
-    )
-    lines[number] = lines[number].replace(found[0], found[1] + change.format(found[2]), 1)
-    return "".join(lines), f"what is stored is off: {what}"
+    value = rng.choice(values)
+    change, what = rng.choice([("({} + 0.5)", "0.5 is added"), ("(-{} - 0.1)", "the sign is wrong")])
+    lines = [line.encode() for line in source.splitlines(keepends=True)]
+    text = ast.unparse(value)
+    last = (value.end_lineno or value.lineno) - 1
+    # offsets count bytes; what follows the value is cut first, in case both stand on one line
+    after = lines[last][value.end_col_offset or 0 :]
+    before = lines[value.lineno - 1][: value.col_offset]
+    lines[value.lineno - 1 : last + 1] = [before + change.format(f"({text})").encode() + after]
+    return b"".join(lines).decode(), f"what is stored is off: {what}"
 
 
 def _crash(source: str, rng: random.Random) -> tuple[str, str] | None:

@@ -41,6 +41,7 @@ from drk.training.run_folder import RunFolder, disk_errors, step_of
 from drk.training.scoring import PatientJudge
 from drk.training.tasks import TrainingTask, draw_tasks
 from drk.training.trainer import TurnLevelTrainer
+from drk.training.validation import Validation
 from drk.training.vllm_backend import VllmBackend
 
 
@@ -296,6 +297,11 @@ def _train(
         callbacks=[MetricsWriter(folder, report), FiniteGradients(), CheckpointGuard(folder, config)],
     )
     trainer.remove_callback(PrinterCallback)
+    if config.run.validate_every and folder.main:
+        held_out = [one.task for one in load_tasks(config, held_out=True)]
+        trainer.add_callback(
+            Validation(held_out, lambda items, *, seed: session.collect(collector, items, seed=seed), config, folder)
+        )
     return run_trainer(trainer, folder)
 
 
