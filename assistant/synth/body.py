@@ -88,8 +88,11 @@ class Body:
     def store(self, operand: Operand) -> str:
         """Statement that stores an output; the pointer's type does the rounding."""
         value = self.text(Ref(operand.value), kind_of(operand.meta.dtype))
-        mask = self.mask(operand)
-        return f"tl.store(out_{self.address(operand)}, {tidy(value)}{f', mask={mask}' if mask else ''})"
+        mask, address = self.mask(operand), self.address(operand)
+        if self.two_dimensional and not mask:
+            # A single result of a single row: the tile has the others only as padding.
+            mask, address = "row_mask", f"{address} + rows[:, None]"
+        return f"tl.store(out_{address}, {tidy(value)}{f', mask={mask}' if mask else ''})"
 
     # -- values
 

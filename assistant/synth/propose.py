@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from drk.assistant.synth.algebra import thin_products
 from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.layouts import channels_last, is_convolution, without_conv_bias
 from drk.assistant.synth.matmul import write_matmul
@@ -55,7 +56,7 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     Raises:
         UnsupportedGraph: nothing can be fused, or the graph cannot be written as a module.
     """
-    rewritten = rewrite(without_conv_bias(graph))
+    rewritten = rewrite(without_conv_bias(thin_products(graph)))
     if variant.channels_last:
         rewritten = channels_last(rewritten)
     names = value_names(rewritten)

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from drk.assistant.synth.decompositions import DECOMPOSITIONS, through_split
 from drk.assistant.synth.draft import Draft
-from drk.assistant.synth.expression import is_pointwise
+from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.train_norms import updating_batch_norms
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
@@ -88,6 +88,10 @@ def _identity_source(node: Node, metas: Mapping[str, TensorMeta]) -> str | None:
     if name == "dropout" or name.endswith("_dropout"):
         return source.name if len(node.args) > 2 and (node.args[2] is False or node.args[1] == 0) else None
     unchanged = before.shape == after.shape and before.dtype == after.dtype
+    if name in {"sum", "mean", "amax", "amin", "logsumexp"} and unchanged and len(node.args) > 1:
+        dims = node.args[1] if isinstance(node.args[1], tuple) else (node.args[1],)
+        single = before.dtype in FLOATS and all(isinstance(dim, int) and before.shape[dim] == 1 for dim in dims)
+        return source.name if dims and single else None
     if name in {"clone", "to", "_to_copy", "contiguous", "type_as"}:
         return source.name if unchanged and before.strides == after.strides else None
     if name in {"view", "reshape", "expand", "_unsafe_view", "flatten", "squeeze"}:

@@ -88,13 +88,25 @@ def _reduction(body: Body, node: Node) -> list[str]:
     name = body.names[node.name]
     if node.bare_op in {"amax", "amin"}:
         edge, reduce = ('float("-inf")', "max") if node.bare_op == "amax" else ('float("inf")', "min")
-        return [f"{name} = tl.{reduce}(tl.where(col_mask, {tidy(source)}, {edge}), axis=1)[:, None]"]
+        lines = [f"{name} = tl.{reduce}(tl.where(col_mask, {tidy(source)}, {edge}), axis=1)[:, None]"]
+        if _only_subtracted(body, node):
+            return lines
+        unordered = f"tl.max((col_mask & ({source} != {source})).to(tl.int32), axis=1)[:, None]"
+        return [*lines, f'{name} = tl.where({unordered} > 0, float("nan"), {name})  # NaN wins, as in torch']
     total = f"tl.sum(tl.where(col_mask, {tidy(source)}, 0.0), axis=1)[:, None]"
     if node.bare_op == "sum":
         return [f"{name} = {total}"]
     if node.bare_op == "mean":
         return [f"{name} = {total} / n_cols"]
     return _variance(body, node, source, total)
+
+
+def _only_subtracted(body: Body, node: Node) -> bool:
+    """Whether a maximum only centres its own row, as softmax does: NaN then comes through by itself."""
+    stored = {operand.value for operand in body.region.outputs}
+    readers = [other for other in body.region.nodes if node.name in other.inputs()]
+    centred = [other for other in readers if other.bare_op == "sub" and other.args[0] == node.args[0]]
+    return node.name not in stored and bool(centred)
 
 
 def _variance(body: Body, node: Node, source: str, total: str) -> list[str]:

@@ -9,6 +9,7 @@ from modules import Function, RMSNorm
 from torch import nn
 
 from drk.assistant.synth.frames import MAX_COLUMNS
+from drk.assistant.synth.propose import compile_graph, variants
 
 
 def test_softmax_with_scale_and_large_logits(check):
@@ -120,3 +121,27 @@ def test_rows_beyond_registers_stay_torch(graph_of):
 def test_any_shape(check, outer, columns, broadcast):
     module = Function(lambda _, x, y: F.softmax(x * 2 + y, -1) * y)
     check(module, torch.randn(*outer, columns), torch.randn(1 if broadcast else columns), factor=3.0)
+
+
+def test_reductions_of_a_single_row(check):
+    check(Function(lambda _, x: x.sum(-1) * 2), torch.randn(50))
+    check(Function(lambda _, x: (x * x).mean((0, 1), keepdim=True).sqrt()), torch.randn(9, 7))
+    check(Function(lambda _, x: x.exp().sum((0, 1, 2))), torch.randn(3, 4, 5))
+
+
+def test_reductions_over_leading_and_middle_dimensions(check):
+    x = torch.randn(6, 5, 7)
+    check(Function(lambda _, x: (x - x.mean(0, keepdim=True)).relu()), x, calls=[[torch.randn(3, 5, 7)]])
+    check(Function(lambda _, x: x.softmax(1) + 1), x)
+    check(Function(lambda _, x: x.amax((0, 2)) * 3), x)
+    check(Function(lambda _, x: (x + 1).var((0, 1), correction=0)), x.transpose(0, 2))
+
+
+def test_largest_and_smallest_of_a_row_with_nan_are_nan(interpreter, graph_of):
+    module = Function(lambda _, x: (x.amax(-1) * 2, x.amin(-1, keepdim=True) + 1, x.softmax(-1)))
+    x = torch.randn(4, 9)
+    x[1, 3], x[2, 8] = float("nan"), float("-inf")
+    graph = graph_of(module, x)
+    (outputs,) = interpreter.run(compile_graph(graph, variants(graph)[0]).source, {}, [[x]])
+    for got, expected in zip(outputs, module(x), strict=True):
+        torch.testing.assert_close(got, expected, equal_nan=True)
