@@ -43,11 +43,12 @@ class Variant:
 
 @dataclass(frozen=True)
 class Compiled:
-    """A variant's source with the kernels in it."""
+    """A variant's source with the kernels in it, and a note that says how it was made."""
 
     source: str
     kernels: tuple[KernelText, ...]
     regions: tuple[Region, ...]
+    note: str = ""
 
 
 def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132) -> Compiled:
@@ -56,7 +57,10 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     Raises:
         UnsupportedGraph: nothing can be fused, or the graph cannot be written as a module.
     """
-    rewritten = rewrite(without_conv_bias(thin_products(graph)))
+    thin = thin_products(graph)
+    if len(thin.nodes) > len(graph.nodes):
+        variant = replace(variant, note=f"{variant.note}; algebra: a summed product is a thin one")
+    rewritten = rewrite(without_conv_bias(thin))
     if variant.channels_last:
         rewritten = channels_last(rewritten)
     names = value_names(rewritten)
@@ -88,7 +92,7 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
         steps.append(Step(group.nodes, kernel))
     kernels = tuple(step.kernel for step in steps if step.kernel is not None)
     summary = _summary(kernels, variant)
-    return Compiled(write_module(rewritten, steps, names, summary), kernels, tuple(regions))
+    return Compiled(write_module(rewritten, steps, names, summary), kernels, tuple(regions), variant.note)
 
 
 def _tile(region: Region, metas: Any, variant: Variant, multiprocessors: int) -> Tile:
@@ -162,7 +166,7 @@ class BuiltinProposer:
             if code in tried:
                 continue
             tried.add(code)
-            found.append(Candidate(compiled.source, proposer=self.name, note=variant.note))
+            found.append(Candidate(compiled.source, proposer=self.name, note=compiled.note))
             if len(found) >= limit:
                 break
         return found

@@ -30,6 +30,7 @@ def test_summed_linear_layers_agree_with_float64(check, bias, reduce):
     compiled = check(module, torch.randn(3, 9, 50), calls=[[torch.randn(1, 4, 50)]], factor=4.0)
     assert "tl.dot(" not in compiled.source
     assert "F.linear(" not in compiled.source
+    assert "algebra" in compiled.note
 
 
 def test_summed_products_of_two_inputs(check):
