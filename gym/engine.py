@@ -78,6 +78,7 @@ class Gym:
         self.gpu: Gpu | None = None
         self.device_facts: dict[str, Any] = {}
         self._zygotes: dict[str, asyncio.Task[ZygoteClient]] = {}
+        self._retired: list[asyncio.Task[ZygoteClient]] = []
         self._sessions: OrderedDict[str, asyncio.Task[ReferenceSession]] = OrderedDict()
         self._slots = asyncio.Semaphore(max(self.settings.parallel, 1))
         self._measurement: Measurement | None = None
@@ -109,8 +110,9 @@ class Gym:
         """End every process that was started."""
         for session in self._sessions.values():
             await _close(session)
-        for zygote in self._zygotes.values():
+        for zygote in (*self._zygotes.values(), *self._retired):
             await _close(zygote)
+        self._retired.clear()
         self._sessions.clear()
         self._zygotes.clear()
 
@@ -134,6 +136,8 @@ class Gym:
     def _zygote(self, mode: str) -> asyncio.Task[ZygoteClient]:
         task = self._zygotes.get(mode)
         if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
+            if task is not None:
+                self._retired.append(task)
             task = self._zygotes[mode] = asyncio.create_task(ZygoteClient.start(mode, self.settings.sandbox))
         return task
 

@@ -57,6 +57,7 @@ class RunnerHandle:
         self._log_fd = -1
         self._born_with = 0
         self._pidfd = -1
+        self._zygote: ZygoteClient | None = None
         self._killer: asyncio.Task[bool] | None = None
 
     @classmethod
@@ -86,6 +87,7 @@ class RunnerHandle:
         return handle
 
     async def _fork(self, zygote: ZygoteClient, gpu: str, threads: int) -> None:
+        self._zygote = zygote
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
         read_fd, write_fd = os.pipe2(os.O_CLOEXEC)
         self._log_fd = read_fd
@@ -159,6 +161,8 @@ class RunnerHandle:
         if self.stopped_for is not None:
             return self._failure(self.stopped_for)
         self.kill("early-exit")
+        if code is None and self._zygote is not None and not self._zygote.alive:
+            raise ZygoteError("the zygote died, and its Runners with it")
         if code is not None and code < 0:
             kind = "segfault" if -code in (signal.SIGSEGV, signal.SIGBUS) else "signal"
             self.stopped_for = kind

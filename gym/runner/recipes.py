@@ -52,7 +52,7 @@ def perturbed(inputs: Inputs, key: int) -> Inputs:
         # Few enough that a fingerprint of every n-th element misses them; the output shows them all the same.
         drawn = torch.randint(tensor.numel(), (4 * count,), generator=generator, device="cpu").tolist()
         chosen = torch.tensor(list(dict.fromkeys(drawn))[:count], device=tensor.device)
-        flat = tensor.detach().flatten()
+        flat = tensor.detach().flatten().clone()
         flat[chosen] = flat[chosen.roll(1)]
         return flat.reshape(tensor.shape).requires_grad_(tensor.requires_grad)
 

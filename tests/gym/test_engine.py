@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 
 import pytest
-from crash_corpus import CASES
+from crash_corpus import CASES, RIGHT, forward
 
-from drk.gym.engine import Gym
+from drk.gym.engine import Gym, resolve_device
+from drk.gym.errors import DeviceError, HostError, TaskError
 from drk.gym.schema import Call, Candidate, Task, TensorSpec
 from drk.gym.settings import GymSettings, Limits
 from drk.gym.wire import verdict_from_json, verdict_to_json
@@ -51,3 +54,39 @@ def test_every_ending_is_classified(loop_gym, name, source, status, stage, kind)
     if verdict.error:
         assert "Traceback" not in verdict.error.message
         assert "/drk-" not in verdict.error.message
+
+
+def test_a_killed_zygote_is_the_hosts_fault_and_is_replaced() -> None:
+    async def scenario() -> None:
+        async with Gym(SETTINGS) as gym:
+            assert (await gym.evaluate(task(), Candidate(RIGHT))).accepted
+            slow = Candidate(forward("import time\ntime.sleep(2)\nreturn torch.relu(x) * 2"))
+            running = asyncio.create_task(gym.evaluate(task(), slow))
+            await asyncio.sleep(1.0)
+            zygote = await gym._zygote("interpret")
+            os.kill(zygote.process.pid, signal.SIGKILL)
+            with pytest.raises(HostError):
+                await running
+            assert (await gym.evaluate(task(), Candidate(RIGHT))).accepted
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("name", ["cuda:7", "gpu", "cuda:x"])
+def test_unknown_devices_are_named(name: str) -> None:
+    with pytest.raises(DeviceError, match=name):
+        resolve_device(name, [])
+    assert resolve_device("auto", []) == ("interpret", None)
+
+
+def test_a_reference_that_fails_is_a_task_error() -> None:
+    async def scenario() -> None:
+        async with Gym(SETTINGS) as gym:
+            with pytest.raises(TaskError, match="boom") as caught:
+                await gym.evaluate(
+                    task(REFERENCE.replace("return torch", "raise KeyError('boom')\n        return torch")),
+                    Candidate(RIGHT),
+                )
+            assert caught.value.file == "model.py" and caught.value.line == 8
+
+    asyncio.run(scenario())
