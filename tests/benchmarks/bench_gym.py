@@ -68,6 +68,7 @@ async def measure(count: int, parallel: int, device: str) -> list[dict[str, Any]
             await judged(gym, [distinct(0)])
             verdicts, seconds = await judged(gym, [distinct(index) for index in range(1, count + 1)])
             rows.append(row(name, verdicts, seconds, parallel))
+            print(table(rows[-1:]), flush=True)
             if timing.enabled:
                 mixed = [distinct(1000 + index // 2 if index % 2 else 5000) for index in range(20)]
                 verdicts, seconds = await judged(gym, mixed)
@@ -86,8 +87,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
     rows = asyncio.run(measure(arguments.count, arguments.parallel, arguments.device))
-    for found in rows:
-        print(table([found]))
+    print(table(rows[-1:]))
     if arguments.out:
         arguments.out.write_text(json.dumps({**stamp(), "rows": rows}, indent=1) + "\n")
 
