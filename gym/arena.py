@@ -33,11 +33,6 @@ class Arena:
             os.ftruncate(self.fd, size_bytes)
             self.size_bytes = size_bytes
 
-    def clear(self) -> None:
-        """Give the memory back (for example between trials)."""
-        os.ftruncate(self.fd, 0)
-        self.size_bytes = 0
-
     def seal(self) -> None:
         """Forbid any further change, for everyone who holds the descriptor."""
         fcntl.fcntl(self.fd, _ADD_SEALS, _SEAL_WRITE | _SEAL_SHRINK | _SEAL_GROW | _SEAL_SEAL)

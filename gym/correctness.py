@@ -20,7 +20,7 @@ from drk.gym.compare import compare_leaf
 from drk.gym.coverage_estimate import coverage_estimate
 from drk.gym.draft import Stop
 from drk.gym.reference import ReferenceSession, Trial, fetch
-from drk.gym.runner.transfer import dtype_name
+from drk.gym.runner.structure import dtype_name
 from drk.gym.runner_handle import RunnerHandle
 from drk.gym.schema import Cell, Failure, Flag, Task
 

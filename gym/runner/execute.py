@@ -129,9 +129,8 @@ def call(
     snapshot: StateSnapshot,
     inputs: tuple[list[Any], dict[str, Any]],
     options: CallOptions,
-    around: contextlib.AbstractContextManager[Any] = contextlib.nullcontext(),  # noqa: B008 - stateless
 ) -> Outcome:
-    """Run ``module`` once from its saved state, inside ``around``, and collect the leaves.
+    """Run ``module`` once from its saved state, and collect the leaves.
 
     Leaves are copies made in stream order right after the call: what a side stream, a thread or a second call writes
     later is not in them. ``held`` are the returned tensors themselves. Random numbers inside the call start from the
@@ -144,7 +143,7 @@ def call(
     args, kwargs = prepare_inputs(*inputs, options)
     before = {path: tensor.detach().clone() for path, tensor in structure.tensors((args, kwargs))}
     torch.manual_seed(options.key & 0x7FFFFFFF)
-    with call_context(options), around:
+    with call_context(options):
         log = OperatorLog() if options.log_operators else None
         with log or contextlib.nullcontext():
             value = module(*args, **kwargs)

@@ -14,7 +14,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from drk.gym.runner.transfer import dtype_name
+from drk.gym.runner.structure import dtype_name
 
 MAX_ROWS = 5000
 _FREE = {"set_", "resize_", "lift", "is_same_size", "_local_scalar_dense", "record_stream"}

@@ -13,13 +13,9 @@ import torch
 
 from drk.gym.arena import aligned, read_exactly, write_exactly
 from drk.gym.errors import ProtocolError
+from drk.gym.runner.structure import dtype_name
 
 MAX_RANK = 64
-
-
-def dtype_name(dtype: torch.dtype) -> str:
-    """Return ``float32`` for ``torch.float32``."""
-    return str(dtype).removeprefix("torch.")
 
 
 def dtype_of(name: str) -> torch.dtype:
