@@ -135,8 +135,8 @@ class InputKind:
 class ModuleRow:
     """One module object: ``name`` is root class and path (``Net.blocks.0.mlp``), ``path`` the path alone.
 
-    ``times`` hold everything below it (inclusive), ``self_us`` what its own code launched. ``place`` is its class in the
-    user's sources (null for a class of a library), ``called_at`` the line that calls it. ``target`` is what
+    ``times`` hold everything below it (inclusive), ``self_us`` what its own code launched. ``place`` is its class in
+    the user's sources (null for a class of a library), ``called_at`` the line that calls it. ``target`` is what
     ``drk optimize`` takes (``model.py:Net.blocks.0.mlp``), empty where it cannot.
     """
 
@@ -239,8 +239,8 @@ class Method:
     """How it was measured. ``source`` is ``call`` (drk called the target itself), ``command`` or ``notebook``.
 
     ``steps`` are those of the window that the times belong to; ``warmup`` came before it and is left out.
-    ``exit_code`` is the user's program's, ``ended`` how it ended (``finished``, ``crashed``, ``killed``, ``time-limit``,
-    ``interrupted``).
+    ``exit_code`` is the user's program's, ``ended`` how it ended (``finished``, ``crashed``, ``killed``,
+    ``time-limit``, ``interrupted``).
     """
 
     source: Literal["call", "command", "notebook"]
@@ -273,8 +273,9 @@ class Attribution:
 class Report:
     """Where the time goes. Rows are sorted: kernels and functions by time, modules by what is to be gained.
 
-    ``estimates`` is what a GPU named by ``--target`` would need at best; its roofs are in ``roof`` then. ``root`` is the
-    absolute folder that places are relative to. ``not_covered`` says in words what this report does not show.
+    ``root`` is the absolute folder that places are relative to. ``not_covered`` says in words what this report does
+    not show. With ``method.times_are == "cpu"`` the roof is the GPU's that ``--target`` names: floors are estimates for
+    that GPU (``floor_us`` their sum), never to be compared with the CPU's times, so percents of the roof are null.
     """
 
     id: str
@@ -294,6 +295,7 @@ class Report:
     fusions: tuple[FusionCandidate, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
     idle: IdleSplit | None = None
+    floor_us: Figure | None = None
     step_us: tuple[float, ...] = ()
     not_covered: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
