@@ -286,11 +286,11 @@ def _usable(started: asyncio.Task[ReferenceSession]) -> bool:
 async def _close(started: asyncio.Task[Any]) -> None:
     if not started.done():
         started.cancel()
-    try:
-        resource = await started
-    except (asyncio.CancelledError, HostError, TaskError, OSError):
+    # Not "await started": a cancellation of our own must not be taken for its.
+    await asyncio.wait([started])
+    if started.cancelled() or isinstance(started.exception(), HostError | TaskError | OSError):
         return
-    await resource.close()
+    await started.result().close()
 
 
 async def evaluate_async(task: Task, candidate: Candidate, settings: GymSettings | None = None) -> Verdict:

@@ -110,8 +110,13 @@ class GpuTurns:
                 await self._changed.wait_for(lambda: self._sharers == 0 and not self._busy())
                 self._timing = True
                 await self._hold(self.lock.exclusive())
-            finally:
+            except BaseException:
                 self._waiting -= 1
+                if self._sharers == 0 and not self._busy():
+                    self._timing = self._waiting > 0
+                self._changed.notify_all()
+                raise
+            self._waiting -= 1
         try:
             yield
         finally:

@@ -8,7 +8,6 @@ Launches do nothing there, so a host exception after the first launch says nothi
 from __future__ import annotations
 
 import asyncio
-import contextlib
 from typing import TYPE_CHECKING, Any
 
 from drk.gym.draft import COMPILE_KINDS, Stop
@@ -90,5 +89,4 @@ class OfflineCompile:
         """Stop the compilation if it still runs."""
         if self._task is not None and not self._task.done():
             self._task.cancel()
-            with contextlib.suppress(asyncio.CancelledError, GymError):
-                await self._task
+            await asyncio.wait([self._task])

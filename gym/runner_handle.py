@@ -142,7 +142,9 @@ class RunnerHandle:
     async def _answer(self, timeout_s: float) -> dict[str, Any]:
         assert self._channel is not None
         try:
-            answer = await asyncio.wait_for(self._channel.receive(), timeout_s)
+            # Not wait_for: before Python 3.12 it loses a cancellation that comes together with the answer.
+            async with asyncio.timeout(timeout_s):
+                answer = await self._channel.receive()
         except TimeoutError:
             self.kill("timeout")
             return self._failure("timeout", f"no answer within {timeout_s:g} s")
@@ -157,7 +159,8 @@ class RunnerHandle:
         code: int | None = None
         if self._exited is not None:
             with contextlib.suppress(TimeoutError, ZygoteError):
-                code = await asyncio.wait_for(asyncio.shield(self._exited), 5.0)
+                async with asyncio.timeout(5.0):
+                    code = await asyncio.shield(self._exited)
         if self.stopped_for is not None:
             return self._failure(self.stopped_for)
         self.kill("early-exit")
@@ -234,12 +237,10 @@ class RunnerHandle:
         self.kill("closed")
         for task in self._tasks:
             task.cancel()
-        for task in self._tasks:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        if self._tasks:
+            await asyncio.wait(self._tasks)
         if self._exited is not None:
-            with contextlib.suppress(TimeoutError, ZygoteError):
-                await asyncio.wait_for(self._exited, 5.0)
+            await asyncio.wait([self._exited], timeout=5.0)
         if self._killer is not None:
             await self._killer
         if self._pidfd >= 0:

@@ -7,7 +7,6 @@ and leave.
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import socket
 import subprocess
@@ -80,7 +79,8 @@ class ZygoteClient:
 
     async def _greet(self) -> None:
         try:
-            hello = await asyncio.wait_for(self._channel.receive(), START_S)
+            async with asyncio.timeout(START_S):
+                hello = await self._channel.receive()
         except (EOFError, TimeoutError, ConnectionError) as error:
             raise ZygoteError(f"the {self.mode} zygote did not start: {self._last_words()}") from error
         if hello.get("ready") is not True:
@@ -138,7 +138,8 @@ class ZygoteClient:
         self._forked[identifier], self._exited[identifier] = forked, exited
         try:
             await self._channel.send({**request, "id": identifier}, fds)
-            pid = await asyncio.wait_for(forked, FORK_S)
+            async with asyncio.timeout(FORK_S):
+                pid = await forked
         except (TimeoutError, ConnectionError, OSError) as error:
             self._exited.pop(identifier, None)
             raise ZygoteError(f"the {self.mode} zygote does not answer") from error
@@ -149,8 +150,7 @@ class ZygoteClient:
         self._channel.close()
         if self._reader is not None:
             self._reader.cancel()
-            with contextlib.suppress(asyncio.CancelledError):
-                await self._reader
+            await asyncio.wait([self._reader])
         try:
             await asyncio.to_thread(self.process.wait, 5.0)
         except subprocess.TimeoutExpired:

@@ -23,6 +23,7 @@ import threading
 import time
 import warnings
 from collections.abc import Coroutine, Mapping
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from celery.exceptions import SecurityWarning
@@ -43,6 +44,7 @@ from drk.gym.settings import GymSettings, Limits
 
 LOG = logging.getLogger("drk.gym.worker")
 CANCEL_POLL_S = 0.25
+CANCEL_AGAIN_S = 10.0
 
 Value = TypeVar("Value")
 
@@ -66,6 +68,14 @@ class Loop:
         self.loop.close()
 
 
+@dataclass
+class Held:
+    """A job held here: its task on the Gym's loop once it runs, and when that was last cancelled (monotonic)."""
+
+    task: asyncio.Task[Any] | None = None
+    cancelled_at: float = -CANCEL_AGAIN_S
+
+
 class Worker:
     """What the threads share: the jobs held here, and where their results go."""
 
@@ -74,7 +84,7 @@ class Worker:
         self.ledger = ledger
         self._loop = loop
         self._bench = Bench(gym, settings.host_error_retries)
-        self._held: dict[str, concurrent.futures.Future[Outcome] | None] = {}
+        self._held: dict[str, Held] = {}
         self._guard = threading.Lock()
         self.facts = {
             "class": settings.device_class,
@@ -93,7 +103,7 @@ class Worker:
         with self._guard:
             if job_id in self._held:
                 return  # a second message for what another thread is running
-            self._held[job_id] = None
+            self._held[job_id] = Held()
         try:
             verb, fields = self.ledger.claim(job_id)
             LOG.info("claimed", extra={"job": job_id, "verb": verb})
@@ -114,9 +124,7 @@ class Worker:
         task_text = self.ledger.task(fields["task_id"])
         if task_text is None:
             return Outcome("failed", fault=Fault("task-gone", "the task is no longer kept", infrastructure=True))
-        future = self._loop.submit(self._bench.run(fields, task_text))
-        with self._guard:
-            self._held[fields["id"]] = future
+        future = self._loop.submit(self._judge(fields, task_text))
         concurrent.futures.wait([future])
         if future.cancelled():
             return cancelled()
@@ -126,6 +134,11 @@ class Worker:
             message = f"{type(error).__name__}: {error}"
             return Outcome("failed", fault=Fault("internal", message, infrastructure=True))
         return future.result()
+
+    async def _judge(self, fields: Mapping[str, str], task_text: str) -> Outcome:
+        with self._guard:
+            self._held[fields["id"]].task = asyncio.current_task()
+        return await self._bench.run(fields, task_text)
 
     def _finish(self, fields: Mapping[str, str], outcome: Outcome) -> None:
         settings = self.settings
@@ -153,10 +166,13 @@ class Worker:
                 self._cancel(job_id)
 
     def _cancel(self, job_id: str) -> None:
+        """Cancel a job's task; again after a while, in case a library has swallowed the first."""
         with self._guard:
-            future = self._held.get(job_id)
-        if future is not None:
-            future.cancel()
+            held = self._held.get(job_id)
+        if held is None or held.task is None or time.monotonic() < held.cancelled_at + CANCEL_AGAIN_S:
+            return
+        held.cancelled_at = time.monotonic()
+        self._loop.loop.call_soon_threadsafe(held.task.cancel)
 
 
 def gym_settings(settings: WorkerSettings) -> GymSettings:

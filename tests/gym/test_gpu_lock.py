@@ -112,3 +112,15 @@ async def test_a_cancelled_waiter_lets_others_go(tmp_path: Path) -> None:
         await asyncio.gather(waiter, return_exceptions=True)
     async with asyncio.timeout(2), turns.sharing():
         pass
+
+
+async def test_a_timer_cancelled_while_another_process_holds_the_gpu_lets_others_go(tmp_path: Path) -> None:
+    turns = GpuTurns(GpuLock("GPU-x/../y", tmp_path))
+    holder = hold(tmp_path, "exclusive")
+    waiter = asyncio.create_task(turns.alone().__aenter__())
+    await asyncio.sleep(0.2)
+    waiter.cancel()
+    await asyncio.wait([waiter])
+    release(holder)
+    async with asyncio.timeout(30), turns.sharing():
+        pass
