@@ -29,7 +29,7 @@ from drk.assistant.errors import EnvironmentFault, UsageError
 from drk.assistant.events import Event, EventSink, make_event
 from drk.assistant.outcome import Outcome, decide, estimate, result_json
 from drk.assistant.proposers import Proposer
-from drk.assistant.runs import Run, create_run
+from drk.assistant.runs import SOURCE_COPY, Run, create_run
 from drk.assistant.search import Advice, Found, Judge, Search, until_stopped
 from drk.assistant.source_edit import added_lines
 from drk.assistant.verdict_cache import VerdictCache
@@ -38,8 +38,6 @@ from drk.gym.errors import BundleError, DeviceError, TaskError
 from drk.gym.graph import Graph, graph_from_json
 from drk.gym.schema import Task
 from drk.gym.wire import candidate_id, task_id
-
-SOURCE_COPY = "source.bin"
 
 
 class OptimizeGym(Judge, Protocol):

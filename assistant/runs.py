@@ -48,6 +48,8 @@ from drk.gym.wire import (
 )
 
 LATEST = "latest"
+SOURCE_COPY = "source.bin"
+"""The user's file as it was when the run began, in the run's folder."""
 ADVICE = "advice.json"
 """What later starts of a run were told (hints, models, limits); it wins over what ``config.json`` says of that."""
 

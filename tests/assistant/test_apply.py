@@ -6,7 +6,15 @@ from typing import Any
 
 import pytest
 
-from drk.assistant.apply import apply_artefact, restore_file
+from drk.assistant.apply import (
+    applied_run,
+    apply_artefact,
+    forget_apply,
+    plan_apply,
+    plan_restore,
+    record_apply,
+    restore_file,
+)
 from drk.assistant.artefact import SourceFile
 from drk.assistant.errors import TargetError, UsageError
 from drk.assistant.optimize import Plan, begin_run, optimize
@@ -121,3 +129,21 @@ def test_an_apply_that_was_cut_before_the_edit_can_be_restored(finished: Run, pr
     assert restore_file(file).exact
     assert file.read_bytes() == original
     assert not (project / "model_kernels.py").exists()
+
+
+def test_an_editors_text_is_followed_while_the_target_is_as_verified(finished: Run, project: Path) -> None:
+    before = state_of(project)
+    text = (project / "model.py").read_bytes()
+    plan = plan_apply(finished, now=text.replace(b"import torch\r\n", b"import torch\r\n# mine\r\n", 1))
+    assert b"# mine" in plan.edited
+    assert b"@optimized\r\nclass ScaledSilu" in plan.edited
+    assert state_of(project) == before
+    with pytest.raises(TargetError, match="changed since"):
+        plan_apply(finished, now=text.replace(b"* self.gain", b"* 3"))
+    record_apply(plan)
+    assert applied_run(plan.file) == finished.name
+    assert plan_restore(plan.file, now=plan.edited).restored == plan.before
+    later = plan_restore(plan.file, now=plan.edited + b"# later\r\n")
+    assert (later.restored, later.exact) == (plan.before + b"# later\r\n", False)
+    forget_apply(plan.file)
+    assert applied_run(plan.file) is None
