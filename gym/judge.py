@@ -66,6 +66,7 @@ class Evaluation:
         self.candidate = candidate
         self.draft = Draft("interpreter" if gym.device == "interpret" else "gpu")
         self.launched = False
+        self._spent_s = 0.0
 
     async def verdict(self) -> Verdict:
         """Judge and return the verdict.
@@ -180,8 +181,13 @@ class Evaluation:
         Raises:
             Stop: it failed, died or was stopped.
         """
-        answer = await runner.call(command, timeout_s, fds=fds, **message)
+        left_s = max(self.settings.limits.total_s - self._spent_s, 0.1)
+        start = time.monotonic()
+        answer = await runner.call(command, min(timeout_s, left_s), fds=fds, **message)
+        self._spent_s += time.monotonic() - start
         if not answer["ok"]:
+            if answer["error"]["kind"] == "timeout" and left_s < timeout_s:
+                answer["error"]["message"] += f"; all its calls together may take {self.settings.limits.total_s:g} s"
             raise self._stop(stage, answer["error"], runner)
         return answer
 

@@ -9,7 +9,9 @@ Judge's own around `X
 
 from __future__ import annotations
 
+import asyncio
 import math
+import os
 import random
 import secrets
 import time
@@ -20,9 +22,11 @@ from typing import TYPE_CHECKING, Any
 from drk.gym.compare import compare_timed
 from drk.gym.draft import Stop
 from drk.gym.gpu_lock import GpuLock, GpuTurns
+from drk.gym.gpu_state import doubts, read_state
 from drk.gym.kernels import merge_kernels
 from drk.gym.reference import ReferenceSession, fetch
 from drk.gym.runner_handle import RunnerHandle
+from drk.gym.sandbox import descendants
 from drk.gym.schema import Cell, Failure, Flag, Speedups
 from drk.gym.settings import Timing
 from drk.gym.statistics import latency, ratio_interval, settled
@@ -70,6 +74,7 @@ class Measurement:
     """Timing on one GPU."""
 
     def __init__(self, uuid: str, timing: Timing) -> None:
+        self.uuid = uuid
         self.turns = GpuTurns(GpuLock(uuid))
         self.timing = timing
         self.random = random.SystemRandom()
@@ -84,6 +89,7 @@ class Measurement:
                 contest = Contest(self, evaluation, runner, session)
                 await contest.warm_up()
                 await contest.run()
+                await contest.note_doubts()
                 await contest.check_outputs()
                 await contest.check_clock()
                 contest.conclude()
@@ -148,6 +154,13 @@ class Contest:
                 continue
             if time.monotonic() > deadline or (done % 10 == 0 and self._settled()):
                 return
+
+    async def note_doubts(self) -> None:
+        """Note what the GPU says against this measurement: throttling, slow clocks, other processes."""
+        state = await asyncio.to_thread(read_state, self.owner.uuid)
+        if state is not None:
+            ours = await asyncio.to_thread(descendants, os.getpid())
+            self.evaluation.draft.notes += doubts(state, {process.pid for process in ours})
 
     def _check_clocks(self) -> None:
         # A late host now and then costs a round; a candidate whose events keep disagreeing tampers with them.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+from dataclasses import replace
 
 import pytest
 from crash_corpus import CASES, RIGHT, forward
@@ -68,6 +69,18 @@ def test_a_killed_zygote_is_the_hosts_fault_and_is_replaced() -> None:
             with pytest.raises(HostError):
                 await running
             assert (await gym.evaluate(task(), Candidate(RIGHT))).accepted
+
+    asyncio.run(scenario())
+
+
+def test_all_calls_together_have_a_limit() -> None:
+    async def scenario() -> None:
+        settings = replace(SETTINGS, seeds=50, limits=replace(LIMITS, run_s=30, total_s=3))
+        async with Gym(settings) as gym:
+            slow = forward("import time\ntime.sleep(0.5)\nreturn torch.relu(x) * 2")
+            verdict = await gym.evaluate(task(), Candidate(slow))
+        assert verdict.error is not None and (verdict.status, verdict.error.kind) == ("failed", "timeout")
+        assert "all its calls together may take 3 s" in verdict.error.message
 
     asyncio.run(scenario())
 
