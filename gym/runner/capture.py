@@ -78,7 +78,8 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
             if hidden and not torch._C._len_torch_function_stack():
                 continue
             try:
-                with warnings.catch_warnings(), _without_modes() if hidden else contextlib.nullcontext():
+                hiding = _without_modes() if hidden else contextlib.nullcontext()
+                with warnings.catch_warnings(), hiding, _without_gradients(module):
                     warnings.simplefilter("ignore")
                     traced = method()
             except Exception as error:  # noqa: BLE001 - user code and tracers raise anything; the reason is kept
@@ -99,6 +100,19 @@ def _without_modes() -> Iterator[None]:
     finally:
         for mode in reversed(modes):
             overrides._push_mode(mode)
+
+
+@contextlib.contextmanager
+def _without_gradients(module: torch.nn.Module) -> Iterator[None]:
+    """Let no parameter ask for gradients: autograd ends the process on tensors that claim a device torch lacks."""
+    asking = [one for one in module.parameters() if one.requires_grad]
+    try:
+        for one in asking:
+            one.requires_grad_(False)
+        yield
+    finally:
+        for one in asking:
+            one.requires_grad_(True)
 
 
 # --- Methods -------------------------------------------------------------------------------------------------
