@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import json
 import os
-import shlex
-import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
@@ -22,8 +20,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from drk.assistant import capture_recorder
-from drk.assistant.errors import TargetError, UsageError
+from drk.assistant.capture_launch import command_words, prepare, run_watched
+from drk.assistant.errors import Interrupted, TargetError, UsageError
 from drk.assistant.intake import constructor_inputs, locate_target
 from drk.assistant.state_file import build_blob, merge_blobs, read_state
 from drk.assistant.target import Located
@@ -66,11 +64,11 @@ class Capture:
     exit_code: int
 
 
-class _Unsupported(Exception):
+class UnsupportedArgument(Exception):
     """An argument has no form in the schema; the text names its type."""
 
 
-class _Reader:
+class ArgumentReader:
     """Turns recorded JSON into arguments, gathering the tensors that travel."""
 
     def __init__(self, folder: Path) -> None:
@@ -86,7 +84,7 @@ class _Reader:
             return Nested(data["form"], items, tuple(data.get("keys", ())))
         if kind == "tensor":
             return self.tensor(data)
-        raise _Unsupported(str(data.get("type", kind)))
+        raise UnsupportedArgument(str(data.get("type", kind)))
 
     def tensor(self, data: dict[str, Any]) -> Argument:
         if "file" in data:
@@ -129,7 +127,7 @@ def read_capture(folder: Path, exit_code: int = 0) -> Capture:
                 known = kinds.get(key)
                 kinds[key] = (call, call["count"]) if known is None else (known[0], known[1] + call["count"])
         calls = [_captured(call, count, folder) for call, count in kinds.values()]
-    except _Unsupported as error:
+    except UnsupportedArgument as error:
         raise TargetError(f"the call takes a {error}, which has no form as an input", kind="capture") from error
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise TargetError(f"the capture cannot be read: {error}", kind="capture") from error
@@ -145,13 +143,13 @@ def _plain(data: Any) -> Any:
 
 def _init_call(data: dict[str, Any] | None, folder: Path) -> Call | None:
     try:
-        return _Reader(folder).call(data) if data is not None else None
-    except _Unsupported:
+        return ArgumentReader(folder).call(data) if data is not None else None
+    except UnsupportedArgument:
         return None
 
 
 def _captured(data: dict[str, Any], count: int, folder: Path) -> CapturedCall:
-    reader = _Reader(folder)
+    reader = ArgumentReader(folder)
     call = reader.call(data)
     training = bool(data["training"])
     return CapturedCall(
@@ -171,31 +169,23 @@ def run_command(command: str, located: Located, *, cwd: Path | None, timeout_s: 
         UsageError: the command is empty or cannot be found.
         TargetError: kind ``capture``: nothing was recorded, or it took too long.
     """
-    words = shlex.split(command)
-    if not words:
-        raise UsageError("--capture: the command is empty", help='type one, such as --capture "python train.py"')
+    words = command_words(command)
     closure, target = located.project.closure, located.target
     with tempfile.TemporaryDirectory(prefix="drk-capture-") as name:
         folder = Path(name)
-        source = Path(capture_recorder.__file__).read_text(encoding="utf-8")
-        (folder / "sitecustomize.py").write_text(source, encoding="utf-8")
-        paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])]
-        environment = {
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(paths),
-            "DRK_CAPTURE_FOLDER": str(folder),
+        variables = {
             "DRK_CAPTURE_FILE": os.path.realpath(closure.root / closure.entry),
             "DRK_CAPTURE_NAME": target.name,
             "DRK_CAPTURE_SUBMODULE": target.submodule,
         }
-        try:
-            done = subprocess.run(words, cwd=cwd, env=environment, stdout=sys.stderr, timeout=timeout_s, check=False)
-        except OSError as error:
-            raise UsageError(f"--capture: cannot run {words[0]}: {error.strerror}") from error
-        except subprocess.TimeoutExpired as error:
+        environment = prepare(folder, "capture_recorder", variables)
+        end = run_watched(words, environment, cwd=cwd, max_time_s=timeout_s, stdout=sys.stderr)
+        if end.ended == "time-limit":
             told = f"--capture: {command} took longer than {timeout_s:g} s"
-            raise TargetError(told, kind="capture", file=located.file) from error
-        capture = read_capture(folder, done.returncode)
+            raise TargetError(told, kind="capture", file=located.file)
+        if end.ended == "interrupted":
+            raise Interrupted("interrupted")
+        capture = read_capture(folder, end.exit_code)
     if not capture.calls:
         ended = f" and ended with exit code {capture.exit_code}" if capture.exit_code else ""
         raise TargetError(

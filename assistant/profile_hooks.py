@@ -1,0 +1,348 @@
+"""Watches every call of every ``nn.Module`` in the user's unchanged program; runs in its process, without drk.
+
+Wrapped are ``Module.__call__`` (what is called with what, how often, from where, inside what) and ``Module.__new__``
+(constructor arguments of the user's own classes). The first steps run under torch.profiler
+(:mod:`drk.assistant.profile_window`); afterwards only counting goes on. What was seen is written to
+``recording-<pid>.json``: when the window closes, every few seconds, at exit, on SIGTERM and before ``os._exit``.
+
+A step is a call of the root module that is called most: the outermost module on the stack. Forked children (DataLoader
+workers) are not watched. Nothing that goes wrong here reaches the program: the recorder notes it and stops.
+
+Left out: modules called by ``forward`` directly count as their caller; what ``torch.compile`` compiled is one module.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import platform
+import signal
+import sys
+import threading
+import time
+import traceback
+import types
+import weakref
+from pathlib import Path
+from typing import Any
+
+from .capture_recorder import before_hard_exit
+from .capture_values import ValueWriter, autocast_dtype, value_range
+from .profile_marks import LineTable, own_work
+from .profile_window import Window
+
+MAX_KINDS = 16
+MAX_MODULES = 20_000
+MAX_STEPS_KEPT = 2_000
+WRITE_EVERY_S = 5.0
+MAX_DATA_BYTES = 64 * 2**20
+
+
+class Entry:
+    """One module object: who it is, who calls it, with what kinds of arguments."""
+
+    def __init__(self, number: int, module: Any, root: Entry | None, parent: Entry | None) -> None:
+        self.number = number
+        self.ref = weakref.ref(module)
+        kind = type(module)
+        self.class_name: str = kind.__qualname__
+        self.class_file = str(getattr(sys.modules.get(kind.__module__), "__file__", "") or "")
+        self.root = root or self
+        self.parent = parent
+        self.path = ""
+        self.paths: dict[int, str] = {}
+        self.called_at: int | None = None
+        self.calls = 0
+        self.other_calls = 0
+        self.kinds: dict[Any, dict[str, Any]] = {}
+        self.mark = f"m|{number}"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return what the reader needs."""
+        return {
+            "id": self.number,
+            "root": self.root.number,
+            "parent": self.parent.number if self.parent is not None else None,
+            "path": self.path,
+            "class": self.class_name,
+            "file": self.class_file,
+            "called_at": self.called_at,
+            "calls": self.calls,
+            "other_calls": self.other_calls,
+            "kinds": list(self.kinds.values()),
+        }
+
+
+class ProfileRecorder:
+    """What was seen in this process. ``settings``: ``steps`` of the window, ``window_s`` its longest time."""
+
+    def __init__(self, folder: Path, steps: int, window_s: float, library_roots: tuple[str, ...] = ()) -> None:
+        self.folder = folder
+        self.pid = os.getpid()
+        self.active = True
+        self.torch = sys.modules["torch"]
+        self.lines = LineTable(library_roots)
+        self.window = Window(folder, self.lines, steps, window_s)
+        self.values = ValueWriter(folder, MAX_DATA_BYTES)
+        self.entries: dict[int, Entry] = {}
+        self.all_entries: list[Entry] = []
+        self.inits: dict[str, dict[str, Any]] = {}
+        self.steps: dict[int, list[int]] = {}
+        self.notes: list[str] = []
+        self.stacks = threading.local()
+        self.lock = threading.RLock()
+        self.written_at = time.monotonic()
+        self.in_values = False
+
+    # --- constructors --------------------------------------------------------------------------------------------
+
+    def made(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the constructor's arguments of a class of the user's own, once per class."""
+        file = getattr(sys.modules.get(kind.__module__), "__file__", None)
+        if not file or not self.lines.is_user(file):
+            return
+        key = f"{file}:{kind.__qualname__}"
+        init = self.values.call_json(args, kwargs, data=False)
+        known = self.inits.setdefault(key, {"init": init, "varies": False})
+        known["varies"] = known["varies"] or known["init"] != init
+
+    # --- calls ---------------------------------------------------------------------------------------------------
+
+    def enter(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, bool]:
+        """Note the begin of a call; return the profiler range and whether the line mode was entered."""
+        stack: list[Entry] = self.stacks.__dict__.setdefault("stack", [])
+        entry = self.entries.get(id(module))
+        if entry is None or entry.ref() is not module:
+            entry = self.new_entry(module, stack)
+        entry.calls += 1
+        entered = False
+        if not stack:
+            self.tick(entry)
+        stack.append(entry)
+        self.count_kind(entry, module, args, kwargs)
+        if len(stack) == 1:
+            entered = self.window.begin_root()
+        return self.window.range(entry.mark), entered
+
+    def leave(self, made: Any, entered: bool) -> None:
+        """Note its end."""
+        stack = self.stacks.stack
+        stack.pop()
+        if made is not None:
+            made.__exit__(None, None, None)
+        if not stack:
+            self.window.end_root(entered)
+
+    def new_entry(self, module: Any, stack: list[Entry]) -> Entry:
+        """Make the entry of a module that is called for the first time."""
+        with self.lock:
+            parent = stack[-1] if stack else None
+            root = stack[0] if stack else None
+            entry = Entry(len(self.all_entries), module, root, parent)
+            entry.called_at = self.lines.line_of(sys._getframe(2))
+            self.place(entry, module)
+            if len(self.all_entries) < MAX_MODULES:
+                self.all_entries.append(entry)
+                self.entries[id(module)] = entry
+            return entry
+
+    def place(self, entry: Entry, module: Any) -> None:
+        """Find the module's path below its root; a part that the root does not list is named by its class."""
+        if entry.root is entry:
+            return
+        root = entry.root
+        top = root.ref()
+        if id(module) not in root.paths and top is not None:
+            root.paths = {id(part): path for path, part in top.named_modules()}
+        path = root.paths.get(id(module))
+        if path is None:
+            above = entry.parent.path if entry.parent is not None else ""
+            path = f"{above}.<{entry.class_name}>".lstrip(".")
+        entry.path = path
+
+    def tick(self, entry: Entry) -> None:
+        """A call of a root module begins."""
+        times = self.steps.setdefault(entry.number, [])
+        if len(times) < MAX_STEPS_KEPT:
+            times.append(time.perf_counter_ns())
+        before = self.window.state
+        self.window.mark_step(entry.number, entry.calls - 1)
+        closed = before == "open" and self.window.state != "open"
+        if closed or time.monotonic() - self.written_at > WRITE_EVERY_S:
+            self.write()
+
+    def count_kind(self, entry: Entry, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count the kind of this call; write its arguments down when it is new."""
+        torch = self.torch
+        key = (
+            tuple([self.sign(value) for value in args]),
+            tuple([(name, self.sign(value)) for name, value in kwargs.items()]) if kwargs else (),
+            module.training,
+            torch.is_grad_enabled(),
+            torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"),
+        )
+        known = entry.kinds.get(key)
+        if known is not None:
+            known["count"] += 1
+        elif len(entry.kinds) < MAX_KINDS:
+            entry.kinds[key] = self.describe(module, args, kwargs)
+        else:
+            entry.other_calls += 1
+
+    def sign(self, value: Any) -> Any:
+        """Return what two values of one kind have in common; cheap, since it runs for every call."""
+        if isinstance(value, self.torch.Tensor):
+            strided = value.layout is self.torch.strided
+            return value.shape, value.dtype, value.stride() if strided else None, value.requires_grad
+        if isinstance(value, (list, tuple)):
+            return type(value), tuple([self.sign(item) for item in value[:16]])
+        if isinstance(value, dict):
+            return dict, tuple([(str(name), self.sign(item)) for name, item in list(value.items())[:32]])
+        return (type(value), value) if type(value) in (bool, int, str, float) else type(value)
+
+    def describe(self, module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+        """Write the arguments of a new kind of call down."""
+        torch = self.torch
+        facts = {
+            "training": bool(module.training),
+            "grad": bool(torch.is_grad_enabled()),
+            "autocast": autocast_dtype(torch),
+            "count": 1,
+        }
+        with own_work():
+            call = self.values.call_json(args, kwargs, data=True)
+            tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+            return {**call, **facts, "ranges": [value_range(tensor) for tensor in tensors[:16]]}
+
+    # --- output --------------------------------------------------------------------------------------------------
+
+    def to_json(self) -> dict[str, Any]:
+        """Return everything seen so far."""
+        window = self.window
+        return {
+            "version": 1,
+            "pid": self.pid,
+            "argv": list(sys.argv),
+            "cwd": str(Path.cwd()),
+            "environment": environment_facts(self.torch),
+            "modules": [entry.to_json() for entry in self.all_entries],
+            "inits": self.inits,
+            "lines": self.lines.rows,
+            "steps": {str(number): times for number, times in self.steps.items()},
+            "window": {
+                "state": window.state,
+                "reason": window.reason,
+                "trace": window.trace,
+                "first_step": {str(number): first for number, first in window.first_step.items()},
+                "lines": window.slot is not None,
+            },
+            "notes": self.notes,
+        }
+
+    def write(self) -> None:
+        """Write everything seen so far, whole or not at all."""
+        self.written_at = time.monotonic()
+        target = self.folder / f"recording-{self.pid}.json"
+        partial = target.with_suffix(".partial")
+        partial.write_text(json.dumps(self.to_json()))
+        partial.replace(target)
+
+    def finish(self) -> None:
+        """Close the window and write; at the program's end, however it comes."""
+        if not self.active or os.getpid() != self.pid:
+            return
+        self.active = False
+        if self.all_entries:
+            with self.lock:
+                self.window.close()
+                self.write()
+
+    def fault(self) -> None:
+        """Note what went wrong in the recorder and stop watching."""
+        self.active = False
+        self.notes.append("the recorder stopped: " + traceback.format_exc(limit=-3))
+        self.window.close()
+        self.write()
+
+
+def environment_facts(torch: Any) -> dict[str, Any]:
+    """Return what the program ran on."""
+    gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    return {
+        "torch": str(torch.__version__),
+        "cuda": str(torch.version.cuda or ""),
+        "device": torch.cuda.get_device_name() if gpu else "cpu",
+        "python": platform.python_version(),
+        "threads": torch.get_num_threads(),
+        "tf32_matmul": bool(torch.backends.cuda.matmul.allow_tf32),
+        "tf32_conv": bool(torch.backends.cudnn.allow_tf32),
+    }
+
+
+def watch(module_class: Any, recorder: ProfileRecorder) -> Any:
+    """Wrap ``Module.__call__`` and ``Module.__new__``; return a function that takes both wraps off again."""
+    torch = recorder.torch
+    call, new = module_class.__call__, module_class.__dict__.get("__new__")
+
+    def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if not recorder.active or torch.compiler.is_compiling() or torch.jit.is_tracing():
+            return call(self, *args, **kwargs)
+        try:
+            made, entered = recorder.enter(self, args, kwargs)
+        except Exception:  # noqa: BLE001 - our fault must not become the program's
+            recorder.fault()
+            return call(self, *args, **kwargs)
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            recorder.leave(made, entered)
+
+    def __new__(kind: type, *args: Any, **kwargs: Any) -> Any:
+        instance: Any = object.__new__(kind)
+        if recorder.active:
+            try:
+                recorder.made(kind, args, kwargs)
+            except Exception:  # noqa: BLE001
+                recorder.fault()
+        return instance
+
+    def restore() -> None:
+        module_class.__call__ = call
+        if new is None:
+            del module_class.__new__
+        else:
+            module_class.__new__ = new
+
+    module_class.__call__, module_class.__new__ = __call__, __new__
+    return restore
+
+
+def on_terminate(recorder: ProfileRecorder) -> None:
+    """Write before SIGTERM ends the program; a program's own handler, set later, wins."""
+
+    def end(number: int, frame: types.FrameType | None) -> None:
+        del frame
+        recorder.finish()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    if threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGTERM) is signal.SIG_DFL:
+        signal.signal(signal.SIGTERM, end)
+
+
+def start(folder: str, module: types.ModuleType) -> None:
+    """Begin to watch this process; ``module`` is ``torch.nn.modules.module``. The rest of torch is not there yet."""
+    recorder = ProfileRecorder(
+        Path(folder), int(os.environ["DRK_PROFILE_STEPS"]), float(os.environ["DRK_PROFILE_WINDOW_S"])
+    )
+    watch(module.Module, recorder)
+
+    def forget() -> None:
+        recorder.active = False
+        recorder.window.state = "refused"
+
+    os.register_at_fork(after_in_child=forget)
+    atexit.register(recorder.finish)
+    before_hard_exit(recorder.finish)
+    on_terminate(recorder)

@@ -1,0 +1,107 @@
+"""The window of steps that torch.profiler watches inside the user's process; runs there, without drk.
+
+It begins with the first call of a module and ends when enough steps were seen, when it lasts too long, or with the
+program. The trace is written by torch as a Chrome trace, which the ``drk`` process reads; nothing is computed here.
+
+What is watched: operators with shapes on the CPU, kernels and copies on a GPU. Python stacks are not recorded (they
+would slow the program several times); :mod:`drk.assistant.profile_marks` supplies lines.
+
+Limits: a program that already profiles itself is left alone, and one that starts to do so within our window meets
+torch's own "already enabled" error.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from .profile_marks import MARK, LineTable, ModeSlot, compiles, range_maker
+
+
+class Window:
+    """One profiler window of this process. ``state``: ``waiting``, ``open``, ``closed`` or ``refused``."""
+
+    def __init__(self, folder: Path, lines: LineTable, steps: int, max_seconds: float) -> None:
+        self.folder = folder
+        self.lines = lines
+        self.steps = steps
+        self.max_seconds = max_seconds
+        self.state = "waiting"
+        self.reason = ""
+        self.trace = ""
+        self.seen: dict[int, int] = {}
+        self.first_step: dict[int, int] = {}
+        self.slot: ModeSlot | None = None
+        self._profiler: Any = None
+        self._began = 0.0
+        self._range: Any = None
+
+    def open(self) -> None:
+        """Start the profiler."""
+        torch = sys.modules["torch"]
+        kinds = torch.profiler.ProfilerActivity
+        activities = [kinds.CPU]
+        if torch.cuda.is_available() and torch.cuda.is_initialized():
+            activities.append(kinds.CUDA)
+        profiler = torch.profiler.profile(activities=activities, record_shapes=True)
+        try:
+            profiler.start()
+        except RuntimeError as error:
+            self.state, self.reason = "refused", str(error).splitlines()[0]
+            return
+        self._profiler, self._range, self.state = profiler, range_maker(), "open"
+        self._began = time.monotonic()
+        if not compiles(torch):
+            self.slot = ModeSlot(self.lines)
+
+    def mark_step(self, root: int, number: int) -> None:
+        """Note that a call of a root module begins; close the window when it has seen enough."""
+        if self.state == "waiting":
+            self.open()
+        if self.state != "open":
+            return
+        seen = self.seen[root] = self.seen.get(root, 0) + 1
+        self.first_step.setdefault(root, number)
+        late = time.monotonic() - self._began > self.max_seconds
+        if seen > self.steps or (late and seen > 2):
+            self.close()
+            return
+        with self._range(f"{MARK}s|{root}|{number}"):
+            pass
+
+    def range(self, name: str) -> Any:
+        """Return an entered profiler range, or None when the window is not open."""
+        if self.state != "open":
+            return None
+        made = self._range(MARK + name)
+        made.__enter__()
+        return made
+
+    def begin_root(self) -> bool:
+        """Let operators be marked with lines while a root module runs."""
+        return self.slot.begin_call() if self.slot is not None and self.state == "open" else False
+
+    def end_root(self, entered: bool) -> None:
+        """Undo :meth:`begin_root`, or let the mode rest for the code between calls."""
+        if self.slot is not None:
+            self.slot.end_call(entered, rest=self.state == "open")
+
+    def close(self) -> None:
+        """Stop the profiler and write its trace."""
+        if self.state != "open":
+            return
+        self.state = "closed"
+        if self.slot is not None:
+            self.slot.close()
+        name = f"trace-{os.getpid()}.json"
+        try:
+            self._profiler.stop()
+            self._profiler.export_chrome_trace(str(self.folder / name))
+        except (RuntimeError, OSError) as error:
+            self.state, self.reason = "refused", str(error).splitlines()[0]
+        else:
+            self.trace = name
+        self._profiler = None
