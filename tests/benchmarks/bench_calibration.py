@@ -1,6 +1,7 @@
 """How far honest kernels stand from their limits: calibrates the factors k (RMS) and k' (maximum) of the verdict.
 
-    drk eval tests/fixtures/problems --runs-dir runs ... ; python tests/benchmarks/bench_calibration.py runs --out k.json
+    drk eval tests/fixtures/problems --runs-dir runs
+    python tests/benchmarks/bench_calibration.py runs --out calibration.json
 
 Reads the verdicts below a folder of runs (each with the errors of candidate and reference against float64) and prints,
 for cells above the round-off floor, the quantiles of candidate/reference. A kernel counts once, with its worst cell. A
