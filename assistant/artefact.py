@@ -5,8 +5,11 @@ layouts, mode), then the runtime of :mod:`drk.assistant.artefact_runtime_templat
 and the decorator ``optimized``. It imports without CUDA and falls back to the original there. The diff adds one import
 and one decorator. Everything is written into the run folder; :mod:`drk.assistant.apply` moves it to the user's.
 
-Honest limits: under ``torch.compile``, ``torch.export`` and tracing the original runs; only batch-like dimensions are
-free; constructor arguments must be plain values or the file's own function.
+Under ``torch.compile`` and ``torch.export`` the kernels are one registered operator with a fake implementation
+(:mod:`drk.assistant.artefact_operator_template`).
+
+Honest limits: where gradients are needed, and under ``torch.jit.trace``, the original runs; only batch-like dimensions
+are free; constructor arguments must be plain values or the file's own function.
 """
 
 from __future__ import annotations
@@ -31,16 +34,19 @@ from drk.gym.wire import candidate_id
 
 HEADER = "# Written and verified by drk"
 """First words of every artefact's module."""
+_TEMPLATES = ("artefact_guard_template", "artefact_operator_template", "artefact_runtime_template")
 _LINE = "# " + "-" * 100
 _IMPORTS = """\
+import copy  # noqa: E402
 import functools  # noqa: E402
 import inspect  # noqa: E402
 import logging  # noqa: E402
 import os  # noqa: E402
 import sys  # noqa: E402
+import threading  # noqa: E402
 import types  # noqa: E402
 from collections import Counter  # noqa: E402
-from collections.abc import Callable  # noqa: E402
+from collections.abc import Callable, Iterable, Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
 import torch  # noqa: E402
@@ -124,7 +130,7 @@ def module_source(task: Task, best: Turn, verified: Mapping[str, str]) -> str:
     Raises:
         ArtefactError: the candidate defines a name that the runtime needs.
     """
-    runtime = "\n\n".join(_below_marker(name) for name in ("artefact_guard_template", "artefact_runtime_template"))
+    runtime = "\n\n".join(_below_marker(name) for name in _TEMPLATES)
     clash = _top_names(best.candidate.source) & (_top_names(runtime) | set(verified))
     if clash:
         raise ArtefactError(f"the candidate defines {', '.join(sorted(clash))}, which the artefact needs itself")
@@ -203,6 +209,7 @@ def _test_source(task: Task, verified: Mapping[str, str], stem: str, source: Sou
         autocast_dtype=f"torch.{autocast or 'bfloat16'}",
         autocast=bool(autocast),
         exact="copy.deepcopy(original).double()" if is_module else "original",
+        exact_now="build().double()" if is_module else "build()",
     )
     return text + (STATE_TESTS if is_module and not task.submodule else "")
 

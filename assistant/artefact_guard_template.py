@@ -42,6 +42,9 @@ _GRADIENTS = False
 _AUTOCAST = ""
 _WEIGHTS = "copied"
 _CHECK_NEW_SIZES = True
+_OUTPUT: Any = ("value", None)
+_CHANGED: tuple[str, ...] = ()
+_OPERATOR_NAME = "drk::template"
 
 # --- drk guard --------------------------------------------------------------------------------------------------
 _INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
@@ -78,7 +81,7 @@ def _match(name: str, expected: Any, value: Any, tensors: list[Any], sizes: dict
 
 def _match_tensor(name: str, expected: Any, value: Any, sizes: dict[int, int]) -> None:
     _, dtype, shape, strides, free = expected
-    if type(value) not in (torch.Tensor, nn.Parameter):
+    if type(value) not in (torch.Tensor, nn.Parameter) and not torch.compiler.is_compiling():
         raise _Unfit(f"{name} is a {type(value).__name__}, not a plain tensor")
     if value.device.type != "cuda" and not (_INTERPRETED and value.device.type == "cpu"):
         raise _Unfit(f"{name} is on {value.device.type}, not on a CUDA device")
@@ -106,9 +109,13 @@ def _check_replaced(leaf: str, tensor: Any, before: Any) -> None:
 
 def _check_autocast(device: Any) -> None:
     kind = device.type if device is not None else "cuda"
-    now = str(torch.get_autocast_dtype(kind)).removeprefix("torch.") if torch.is_autocast_enabled(kind) else ""
-    if now != _AUTOCAST:
+    now = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else None
+    if now != _autocast_dtype():
         raise _Unfit(f"autocast is {now or 'off'}, verified was {_AUTOCAST or 'off'}")
+
+
+def _autocast_dtype() -> Any:
+    return getattr(torch, _AUTOCAST) if _AUTOCAST else None
 
 
 def _build_kernels(owner: Any) -> nn.Module:

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import ast
 import math
-from collections.abc import Iterable, Sequence
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from drk.assistant.errors import DrkError
-from drk.gym.graph import Graph, Pack, Parameter, Placeholder, TensorMeta
+from drk.gym.graph import Graph, Pack, Parameter, Placeholder, Ref, TensorMeta
 from drk.gym.schema import Argument, Call, Nested, Scalar, Task, UserFunction, Verdict
 
 
@@ -59,7 +60,30 @@ def constants(task: Task, graph: Graph | None, verdict: Verdict, judged: Shapes 
         "_AUTOCAST": _quoted((task.autocast or "").removeprefix("torch.")),
         "_WEIGHTS": _quoted("converted" if verdict.weights == "converted" else "copied"),
         "_CHECK_NEW_SIZES": repr(not graph.mutations and task.mode == "eval"),
+        "_OUTPUT": _output(graph.output, graph.metas()),
+        "_CHANGED": repr(tuple(graph.mutations)),
+        "_OPERATOR_NAME": _quoted(_operator_name(task, verdict)),
     }
+
+
+def _operator_name(task: Task, verdict: Verdict) -> str:
+    """Return the name under which the kernels are registered with torch."""
+    words = re.sub(r"\W+", "_", f"{task.target}_{task.submodule}".strip("_")).lower()
+    return f"drk::{words}_{verdict.candidate_id[:8] or 'kernels'}"
+
+
+def _output(value: Any, metas: Mapping[str, TensorMeta]) -> str:
+    """Return the result's structure; a tensor's record is the order of its dimensions in memory."""
+    if isinstance(value, Ref):
+        meta = metas[value.name]
+        dims = sorted(range(len(meta.shape)), key=lambda dim: (-meta.strides[dim], dim))
+        return f'("tensor", {tuple(dims)!r})'
+    if not isinstance(value, Pack):
+        return f'("value", {literal(value)})'
+    items = [_output(item, metas) for item in value.items]
+    if value.form == "dict":
+        items = [f"({_quoted(key)}, {item})" for key, item in zip(value.keys, items, strict=True)]
+    return f"({_quoted(value.form)}, {nested_source('list', items)})"
 
 
 def literal(value: Any) -> str:

@@ -27,11 +27,13 @@ from torch import nn
 
 from drk.assistant.artefact_guard_template import (
     _ARGUMENTS,
+    _CHANGED,
     _CHECK_NEW_SIZES,
     _FREE_SIZES,
     _GRADIENTS,
     _KERNEL_FAULTS,
     _KIND,
+    _OUTPUT,
     _SUBMODULE,
     _TARGET,
     _TRAINING,
@@ -49,6 +51,7 @@ from drk.assistant.artefact_guard_template import (
     _state_marks,
     _Unfit,
 )
+from drk.assistant.artefact_operator_template import _OPERATOR, _named_state, _rebuild, _registered
 
 # --- drk runtime ------------------------------------------------------------------------------------------------
 _LOG = logging.getLogger(__name__)
@@ -91,18 +94,29 @@ def restore(model: Any) -> Any:
 
 
 def stats(model: Any) -> dict[str, Any]:
-    """Return calls that used the kernels, calls that fell back, and how often for which reason."""
+    """Return calls that used the kernels, calls that fell back, and how often for which reason.
+
+    ``operator_calls`` are those of compiled and exported code, of all models in this process together.
+    """
     if isinstance(model, nn.Module):
         dispatch = vars(model.get_submodule(_SUBMODULE)).get("forward")
     else:
         dispatch = getattr(model, "drk_dispatch", None)
     if not isinstance(dispatch, _Dispatch):
-        return {"optimized": False, "kernel_calls": 0, "fallback_calls": 0, "reasons": {}, "disabled": ""}
+        return {
+            "optimized": False,
+            "kernel_calls": 0,
+            "operator_calls": 0,
+            "fallback_calls": 0,
+            "reasons": {},
+            "disabled": "",
+        }
     reasons = dict(dispatch.reasons)
     fallbacks = sum(reasons.values())
     return {
         "optimized": True,
         "kernel_calls": dispatch.kernel_calls,
+        "operator_calls": _OPERATOR.calls,
         "fallback_calls": fallbacks,
         "reasons": reasons,
         "disabled": dispatch.disabled,
@@ -159,6 +173,7 @@ class _Dispatch:
         self.__wrapped__ = types.MethodType(call, owner) if isinstance(owner, nn.Module) else call
         self.__code__ = getattr(call, "__code__", None)
         self.names: list[str] | None = None
+        self.state: list[tuple[dict[str, Any], str]] = []
 
     def __reduce__(self) -> tuple[Any, ...]:
         return (
@@ -173,7 +188,9 @@ class _Dispatch:
         return self.owner(*args, **kwargs)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        if torch.compiler.is_compiling() or torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
+        if torch.compiler.is_compiling():
+            return self.traced(args, kwargs)
+        if torch.jit.is_tracing():  # type: ignore[attr-defined, no-untyped-call]
             return self.original(*args, **kwargs)
         try:
             if self.disabled:
@@ -199,6 +216,29 @@ class _Dispatch:
         if _TRAINING:
             self.take_back_buffers()
         return result
+
+    def traced(self, args: Any, kwargs: Any) -> Any:
+        """Under torch.compile and torch.export: one registered operator where the kernels fit, else the original."""
+        if self.disabled or self.kernels is None or self.names is None or _WEIGHTS == "converted" or _GRADIENTS:
+            return self.original(*args, **kwargs)
+        try:
+            given = {**dict(zip(self.names, args, strict=False)), **kwargs}
+            if len(given) != len(_ARGUMENTS) or len(args) + len(kwargs) != len(given):
+                raise _Unfit("called with other arguments")
+            tensors: list[Any] = []
+            for name, expected in _ARGUMENTS:
+                if name not in given:
+                    raise _Unfit("called with other arguments")
+                _match(name, expected, given[name], tensors, {})
+            state = [holder[leaf] for holder, leaf in self.state]
+            self.check_modes(tensors, state)
+        except _Unfit:
+            return self.original(*args, **kwargs)
+        results = _registered(tensors, state)
+        kept = len(results) - len(_CHANGED)
+        for before, after in zip(state[len(state) - len(_CHANGED) :], results[kept:], strict=True):
+            before.copy_(after)
+        return _rebuild(_OUTPUT, iter(results[:kept]))
 
     def fall_back(self, reason: str, args: Any, kwargs: Any) -> Any:
         """Count, log once, and run the original."""
@@ -233,14 +273,24 @@ class _Dispatch:
         """Build the kernels' module and tie its parameters and buffers to the owner's."""
         self.signature = inspect.signature(self.__wrapped__)
         parameters = self.signature.parameters.values()
-        plain = all(one.kind is inspect.Parameter.POSITIONAL_OR_KEYWORD for one in parameters)
-        self.names = [one.name for one in parameters] if plain else None
+        kinds = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
+        plain = [one.name for one in parameters if one.kind is kinds[0]]
+        self.names = plain if all(one.kind in kinds for one in parameters) else None
         if isinstance(self.owner, nn.Module):
             self.parts = [(one, type(one), list(one.children())) for one in self.owner.modules()]
         kernels = _build_kernels(self.owner)
         self.tie(kernels)
         self.kernels = kernels.train(_TRAINING)
+        if self.names is not None and _WEIGHTS == "copied" and not _GRADIENTS:
+            self.prepare_operator(kernels, sum(name in plain for name, _ in _ARGUMENTS))
         return kernels
+
+    def prepare_operator(self, kernels: nn.Module, positional: int) -> None:
+        """Make the registered operator ready, and note which tensors it takes."""
+        paths = [name.rpartition(".") for name in _named_state(self.owner)]
+        self.state = [(_holder(self.owner.get_submodule(path), leaf), leaf) for path, _, leaf in paths]
+        known = {"ties": self.ties, "own": self.own, "positional": positional, "trusted": self.trusted}
+        _OPERATOR.adopt(self.owner, kernels, **known)
 
     def tie(self, kernels: nn.Module) -> None:
         """Note which tensors of ``kernels`` are the owner's, after checking that they match."""
@@ -262,6 +312,7 @@ class _Dispatch:
             other = theirs[leaf]
             if other.shape != tensor.shape or other.dtype != tensor.dtype:
                 raise _Unfit(f"{name} is {_say(other)} here and {_say(tensor)} where it was verified")
+            mine[leaf] = other
             self.ties.append((theirs, mine, leaf))
         self.converted = _state_marks(self.owner) if _WEIGHTS == "converted" else ()
 
@@ -302,12 +353,17 @@ class _Dispatch:
         for mine, leaf in self.own:
             if device is not None and mine[leaf].device != device:
                 mine[leaf] = mine[leaf].detach().to(device)
-        _check_autocast(device)
+        state += self.owner.parameters() if self.converted else []
+        self.check_modes(tensors, state)
+
+    def check_modes(self, tensors: list[Any], state: list[Any]) -> None:
+        """Raise _Unfit when autocast differs or gradients are needed."""
+        _check_autocast(tensors[0].device if tensors else None)
         if _GRADIENTS or not torch.is_grad_enabled():
             return
-        state += self.owner.parameters() if self.converted else []
-        if any(tensor.requires_grad for tensor in [*tensors, *state]):
-            raise _Unfit("gradients are needed (use torch.no_grad() or torch.inference_mode())")
+        for tensor in [*tensors, *state]:
+            if tensor.requires_grad:
+                raise _Unfit("gradients are needed (use torch.no_grad() or torch.inference_mode())")
 
     def check_parts(self) -> None:
         """Raise _Unfit when a part was replaced, has hooks, or is in another mode."""

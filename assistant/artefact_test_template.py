@@ -114,12 +114,18 @@ def double(value):
     return type(value)(map(double, value)) if isinstance(value, (list, tuple)) else value
 
 
-def call(function, args, kwargs):
+def call(function, args, kwargs, compiled=None):
     """One call without gradients, from equal random states, on inputs of its own."""
     args, kwargs = copy.deepcopy((args, kwargs))
     torch.manual_seed(0)
     with torch.no_grad(), torch.autocast(DEVICE, $autocast_dtype, enabled=$autocast):
-        return part(function)(*args, **kwargs)
+        return (compiled or part(function))(*args, **kwargs)
+
+
+def assert_close(actual, expected, args, kwargs):
+    """As good as the original at the same inputs."""
+    exact = $exact_now
+    assert_as_good(actual, expected, call(exact, double(args), double(kwargs)))
 
 
 def error(value, truth):
@@ -164,6 +170,41 @@ def test_what_was_not_verified_falls_back():
     assert kernels.stats(model)["kernel_calls"] == 0
     for ours, theirs in zip(leaves(actual), leaves(expected), strict=True):
         assert torch.equal(ours, theirs)
+
+
+def test_compiled_and_exported_code_uses_the_kernels():
+    args, kwargs = draw(1)
+    expected = call(build(), args, kwargs)
+    model = optimize(build())
+    if not kernels._OPERATOR.ready:
+        pytest.skip("these kernels have no registered operator: the original is compiled")
+    before = kernels.stats(model)["operator_calls"]
+    backend = "inductor" if DEVICE == "cuda" else "aot_eager"
+    compiled = torch.compile(part(model), backend=backend, fullgraph=True)
+    assert_close(call(model, args, kwargs, compiled), expected, args, kwargs)
+    assert kernels.stats(model)["operator_calls"] == before + 1
+    if isinstance(model, torch.nn.Module):
+        model = optimize(build())
+        with torch.no_grad(), torch.autocast(DEVICE, $autocast_dtype, enabled=$autocast):
+            program = torch.export.export(part(model), tuple(copy.deepcopy(args)), copy.deepcopy(kwargs))
+        assert_close(call(model, args, kwargs, program.module()), expected, args, kwargs)
+        assert kernels.stats(model)["operator_calls"] == before + 2
+
+
+@pytest.mark.skipif(DEVICE != "cuda", reason="needs a CUDA device")
+def test_a_cuda_graph_replays_the_kernels():
+    args, kwargs = draw(1)
+    expected = call(build(), args, kwargs)
+    model = optimize(build())
+    fresh = copy.deepcopy(model.state_dict()) if isinstance(model, torch.nn.Module) else None
+    call(model, args, kwargs)  # compiles
+    graph = torch.cuda.CUDAGraph()
+    with torch.no_grad(), torch.autocast(DEVICE, $autocast_dtype, enabled=$autocast), torch.cuda.graph(graph):
+        result = part(model)(*args, **kwargs)
+    if fresh is not None:
+        model.load_state_dict(fresh)
+    graph.replay()
+    assert_close(result, expected, args, kwargs)
 
 
 def test_restore_brings_the_original_back():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -55,7 +56,7 @@ def script(written: Path, code: str, **environ: str) -> str:
 def test_its_own_test_passes_under_the_interpreter(written: Path) -> None:
     done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_model_kernels.py"], written)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "5 passed" in done.stdout
+    assert "6 passed, 1 skipped" in done.stdout
 
 
 def test_without_a_gpu_it_falls_back_and_says_why(written: Path) -> None:
@@ -140,18 +141,76 @@ def test_copies_pickles_and_new_batch_sizes_use_the_kernels(written: Path) -> No
     assert out == "(True, True) [1, 1, 1]"
 
 
-def test_under_compile_and_export_the_original_runs(written: Path) -> None:
+def test_under_compile_and_export_the_kernels_are_one_operator(written: Path) -> None:
     out = script(
         written,
-        "m = k.optimize(model.ScaledSilu(96).eval())\n"
+        "def close(a, b): return torch.allclose(a, b, atol=1e-5)\n"
+        "m = k.optimize(model.ScaledSilu(96).eval()); plain = k.restore(copy.deepcopy(m))\n"
         "with torch.no_grad():\n"
-        "    want = k.restore(copy.deepcopy(m))(x)\n"
-        "    got = torch.compile(m, backend='eager', fullgraph=True)(x)\n"
-        "    program = torch.export.export(m, (x,)).module()(x)\n"
-        "print(torch.equal(want, got), torch.equal(want, program), k.stats(m)['kernel_calls'])",
+        "    compiled = torch.compile(m, backend='aot_eager', fullgraph=True)\n"
+        "    print(close(plain(x), compiled(x)), k.stats(m)['operator_calls'])\n"
+        "    m.weight.mul_(2); plain.weight.mul_(2)\n"
+        "    print(close(plain(x), compiled(x)), k.stats(m)['operator_calls'])\n"
+        "    print(close(plain(x[:7]), compiled(x[:7])), k.stats(m)['operator_calls'])\n"
+        "    program = torch.export.export(m, (x,))\n"
+        "    print(close(plain(x), program.module()(x)), k.stats(m)['operator_calls'])\n"
+        "    print([str(n.target) for n in program.graph.nodes if n.op == 'call_function'][0])\n"
+        "    torch.library.opcheck(k._registered, ([x], [m.weight, m.shift]))\n"
+        "    with torch.autocast('cpu', torch.bfloat16): compiled(x)\n"
+        "compiled(x).sum().backward()\n"
+        "print(m.weight.grad is not None, k.stats(m)['kernel_calls'])\n",
         TRITON_INTERPRET="1",
     )
-    assert out == "True True 0"
+    lines = out.splitlines()
+    assert lines[:4] == ["True 1", "True 2", "True 3", "True 4"]
+    assert lines[4].startswith("drk.scaledsilu_")
+    assert lines[5] == "True 0"
+
+
+NORM = """
+import torch
+from torch import nn
+
+class Norm(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(4))
+        self.register_buffer("calls", torch.zeros((), dtype=torch.int64))
+        self.register_buffer("mean", torch.zeros(4))
+
+    def forward(self, x):
+        self.calls.add_(1)
+        self.mean.mul_(0.5).add_(x.mean(0), alpha=0.5)
+        y = x * self.weight
+        return {"y": y, "top": y[:2], "same": x}
+"""
+
+NORM_CANDIDATE = NORM.replace("class Norm", "class ModelNew")
+
+
+def test_the_operator_changes_buffers_and_returns_memory_of_its_own(tmp_path: Path, verdicts: Any) -> None:
+    (tmp_path / "norm.py").write_text(NORM)
+    task = Task("norm", {"norm.py": NORM}, "norm.py", "Norm", inputs=Call((TensorSpec((6, 4)),)), mode="train")
+    run = tmp_path / "run"
+    run.mkdir()
+    code = CAPTURE.replace("ScaledSilu(96).eval()", "Norm()").replace("64, 96", "6, 4")
+    captured = run_python(["-c", code, str(tmp_path / "norm.py")], tmp_path)
+    graph = graph_from_json(json.loads(captured.stdout))
+    source = SourceFile(tmp_path, "norm.py", NORM.encode())
+    built = build_artefact(task, Turn(1, Candidate(NORM_CANDIDATE), verdicts.accepted()), graph, source, run)
+    (run / built.module_name).write_bytes(built.module)
+    script_text = (
+        "import copy, torch, norm, norm_kernels as k\n"
+        "m = k.optimize(norm.Norm()); plain = norm.Norm(); x = torch.randn(6, 4)\n"
+        "with torch.no_grad():\n"
+        "    compiled = torch.compile(m, backend='aot_eager', fullgraph=True)\n"
+        "    for _ in range(3): got, want = compiled(x), plain(x)\n"
+        "print(all(torch.equal(got[key], want[key]) for key in want), list(got))\n"
+        "print(torch.allclose(m.mean, plain.mean), int(m.calls), k.stats(m)['operator_calls'])\n"
+    )
+    done = run_python(["-c", script_text], run, TRITON_INTERPRET="1", PYTHONPATH=f"{tmp_path}:{run}")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["True ['y', 'top', 'same']", "True 3 3"]
 
 
 def test_a_kernel_that_raises_is_put_aside(written: Path) -> None:
@@ -225,6 +284,15 @@ def test_inputs_and_arguments_from_the_users_functions(
     done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", built.test_name], run)
     assert done.returncode == 0, done.stdout + done.stderr
 
+
+CAPTURE = """
+import importlib.util, json, sys, torch
+from drk.gym.runner.capture import capture
+spec = importlib.util.spec_from_file_location("model", sys.argv[1])
+user = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(user)
+print(json.dumps(capture(user.ScaledSilu(96).eval(), [torch.randn(64, 96)], {})))
+"""
 
 FUNCTION = """
 import torch
