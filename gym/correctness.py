@@ -94,14 +94,20 @@ class Trials:
         if self.draft.weights != "copied":
             recipe.pop("weights", None)
         with self.draft.stage("correct"):
-            leaves, answer = await self.leaves(
-                limits.compile_s if index == 0 else limits.run_s,
-                key=trial.key,
-                grad=self.task.grad,
-                log_operators=index <= 1,
-                recipe=recipe,
-                poison=self._shapes(trial) if index != 1 else [],
-            )
+            try:
+                leaves, answer = await self.leaves(
+                    limits.compile_s if index == 0 else limits.run_s,
+                    key=trial.key,
+                    grad=self.task.grad,
+                    log_operators=index <= 1,
+                    recipe=recipe,
+                    poison=self._shapes(trial) if index != 1 else [],
+                )
+            except Stop as stop:
+                if not (trial.recipe.get("strided") and stop.failure.kind == "exception"):
+                    raise
+                self._label_specialised("with inputs that are views with gaps", stop.failure.message)
+                return
             self._last = leaves
             self.draft.reach("ran")
             self._note_tripwires(answer)
@@ -186,8 +192,7 @@ class Trials:
                 )
             shapes = ", ".join(str(tuple(row["shape"])) for row in trial.inputs[:4])
             if not answer["ok"]:
-                proof = f"with inputs {shapes} it raises {answer['error']['message'][:200]}"
-                self.draft.flags.append(Flag("shape-specialised", "shape", "label", proof))
+                self._label_specialised(f"with inputs {shapes}", answer["error"]["message"])
             else:
                 leaves = await self._fetched(answer)
                 copied = self.draft.weights != "seeded"
@@ -196,6 +201,10 @@ class Trials:
                 )
                 self._judge_hidden(cells, shapes)
             await ask(self.runner, "check", "set_reduction", limits.run_s, plan=self.session.plan)
+
+    def _label_specialised(self, where: str, raised: str) -> None:
+        """Refusing what the task does not show is no fault, but the user has to know it."""
+        self.draft.flags.append(Flag("shape-specialised", "shape", "label", f"{where} it raises {raised[:200]}"))
 
     def _judge_hidden(self, cells: list[Cell], shapes: str) -> None:
         self.draft.cells += cells

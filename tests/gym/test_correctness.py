@@ -35,6 +35,33 @@ def test_deceptions(loop_gym, name, source, status, flag) -> None:
     assert kinds == ([flag] if flag else [])
 
 
+def test_refusing_views_is_a_label_and_ignoring_their_strides_is_wrong() -> None:
+    reference = """import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+    task = Task("relu", {"model.py": reference}, "model.py", "Model", inputs=Call((TensorSpec((40, 33)),)))
+    refuses = reference.replace("Model", "ModelNew").replace(
+        "return", "assert x.is_contiguous(), 'no views'\n        return"
+    )
+    ignores = reference.replace("Model", "ModelNew").replace(
+        "(x)\n", "(torch.as_strided(x, x.shape, (x.shape[1], 1)))\n"
+    )
+
+    async def judged(source: str):
+        async with Gym(GymSettings(device="interpret", seeds=5, offline_compile=False)) as gym:
+            return await gym.evaluate(task, Candidate(source))
+
+    refused, ignored = asyncio.run(judged(refuses)), asyncio.run(judged(ignores))
+    assert refused.accepted, refused.error
+    assert [(flag.kind, flag.severity) for flag in refused.flags][-1] == ("no-own-kernel", "label")
+    assert "no views" in next(flag.proof for flag in refused.flags if flag.kind == "shape-specialised")
+    assert ignored.status == "rejected" and "strided" in ignored.error.message
+
+
 def test_nearest_rung() -> None:
     rungs = {"tf32": 3e-4, "bf16": 2e-3}
     assert nearest_rung(3.5e-4, rungs) == "tf32"
