@@ -59,6 +59,7 @@ COMMANDS: Mapping[str, Lazy] = {
     "gym": Lazy("drk.assistant.gym_command", "app", "Run the gym as a service, or look after one."),
     "train": Lazy("drk.training.train_command", "app", "Train models that write kernels.", extra="train"),
     "data": Lazy("drk.training.data_command", "app", "Make and check training data.", extra="train"),
+    "lsp": Lazy("drk.lsp.lsp_command", "lsp", "Show hotspots and verified kernels in your editor.", extra="lsp"),
     "doctor": Lazy("drk.assistant.doctor", "doctor", "Check this machine, and show settings with their origins."),
 }
 
