@@ -23,12 +23,13 @@ from types import FrameType
 from typing import IO, Any, Literal
 
 import drk.assistant
+from drk.assistant.capture_site import PARTS
 from drk.assistant.errors import UsageError
 from drk.gym.sandbox import terminate
 
 GRACE_S = 20.0
 RECORDERS = ("capture_values", "capture_recorder", "profile_hooks", "profile_marks", "profile_window")
-"""Files that run in the user's process; they import nothing of drk but each other."""
+"""Files that run in the user's process, which may have no drk: they import nothing of it but each other."""
 
 Ended = Literal["finished", "crashed", "killed", "time-limit", "interrupted"]
 
@@ -62,15 +63,17 @@ def command_words(command: str, option: str = "--capture") -> list[str]:
 def prepare(folder: Path, part: str, variables: Mapping[str, str]) -> dict[str, str]:
     """Write the recorder's files into ``folder`` and return the environment that starts ``part`` in every Python."""
     site = folder / "site"
-    parts = site / "drk_capture_parts"
+    parts = site / PARTS
     parts.mkdir(parents=True)
     own = Path(next(iter(drk.assistant.__path__)))
     (site / "sitecustomize.py").write_bytes((own / "capture_site.py").read_bytes())
     (parts / "__init__.py").write_text("")
     for name in RECORDERS:
-        (parts / f"{name}.py").write_bytes((own / f"{name}.py").read_bytes())
+        text = (own / f"{name}.py").read_text(encoding="utf-8")
+        (parts / f"{name}.py").write_text(text.replace("from drk.assistant.", f"from {PARTS}."), encoding="utf-8")
     paths = [str(site), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     return {
+        "KINETO_LOG_LEVEL": "99",  # its start and stop messages would stand among the program's own
         **os.environ,
         "PYTHONPATH": os.pathsep.join(paths),
         "DRK_CAPTURE_FOLDER": str(folder),

@@ -2,8 +2,8 @@
 
 :mod:`drk.assistant.capture_site` starts it once torch is imported. It watches objects of the target's class:
 constructor arguments, shapes, dtypes, strides, mode, autocast and how often each kind of call occurs
-(:mod:`drk.assistant.capture_values`). What it saw is written to ``calls-<pid>.json``, at each new kind of call, at exit,
-and before ``os._exit``.
+(:mod:`drk.assistant.capture_values`). What it saw is written to ``calls-<pid>.json``: at each new kind of call, at
+exit, and before ``os._exit``.
 
 Left out: functions (only classes can be watched), objects made by ``copy`` or ``pickle`` (their constructor is not
 called), calls inside ``torch.compile`` after the first one; counts of a process that is killed.
@@ -19,7 +19,7 @@ import types
 from pathlib import Path
 from typing import Any
 
-from .capture_values import ValueWriter, autocast_dtype
+from drk.assistant.capture_values import ValueWriter, autocast_dtype
 
 MAX_KINDS = 64
 

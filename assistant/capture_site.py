@@ -2,8 +2,8 @@
 
 A copy of this file stands as ``sitecustomize.py`` in a folder that comes first on ``PYTHONPATH`` of the user's command,
 so that Python runs it at start-up (:mod:`drk.assistant.capture_launch` writes the folder). It runs the
-``sitecustomize`` that it hides, if there is one, takes the folder off ``sys.path`` again, and waits until torch's module
-class is imported; then ``start(folder)`` of the recorder named by ``DRK_CAPTURE_PART`` begins.
+``sitecustomize`` that it hides, if there is one, takes the folder off ``sys.path`` again, and waits until torch's
+module class is imported; then ``start`` of the recorder named by ``DRK_CAPTURE_PART`` begins.
 
 Left out: ``python -S`` and ``-I`` (Python then reads neither), programs that clear their environment before they start
 Python. What goes wrong here is noted in the folder and never stops the user's program.

@@ -43,6 +43,9 @@ class Lazy:
 
 
 COMMANDS: Mapping[str, Lazy] = {
+    "profile": Lazy(
+        "drk.assistant.profile_command", "profile", "Show where the time goes: kernels, modules, source lines."
+    ),
     "optimize": Lazy(
         "drk.assistant.optimize_command", "optimize", "Find, verify and hand over faster Triton kernels for a module."
     ),

@@ -76,6 +76,11 @@ class ArgumentReader:
         self.rows: list[tuple[str, str, Sequence[int], bytes]] = []
 
     def argument(self, data: dict[str, Any]) -> Argument:
+        """Return one argument.
+
+        Raises:
+            UnsupportedArgument: it has no form.
+        """
         kind = data["kind"]
         if kind == "scalar":
             return Scalar(data["value"])
@@ -87,6 +92,7 @@ class ArgumentReader:
         raise UnsupportedArgument(str(data.get("type", kind)))
 
     def tensor(self, data: dict[str, Any]) -> Argument:
+        """Return a tensor: with its values where they were recorded, else how to draw it."""
         if "file" in data:
             name = str(len(self.rows))
             content = (self.folder / Path(data["file"]).name).read_bytes()
@@ -104,6 +110,7 @@ class ArgumentReader:
         )
 
     def call(self, data: dict[str, Any]) -> Call:
+        """Return all arguments of one call."""
         args = tuple(self.argument(value) for value in data["args"])
         return Call(args, {name: self.argument(value) for name, value in data["kwargs"].items()})
 

@@ -27,14 +27,15 @@ import weakref
 from pathlib import Path
 from typing import Any
 
-from .capture_recorder import before_hard_exit
-from .capture_values import ValueWriter, autocast_dtype, value_range
-from .profile_marks import LineTable, own_work
-from .profile_window import Window
+from drk.assistant.capture_recorder import before_hard_exit
+from drk.assistant.capture_values import ValueWriter, autocast_dtype, value_range
+from drk.assistant.profile_marks import LineTable, own_work
+from drk.assistant.profile_window import Window
 
 MAX_KINDS = 16
 MAX_MODULES = 20_000
 MAX_STEPS_KEPT = 2_000
+MAX_INITS = 5_000
 WRITE_EVERY_S = 5.0
 MAX_DATA_BYTES = 64 * 2**20
 
@@ -45,7 +46,9 @@ class Entry:
     def __init__(self, number: int, module: Any, root: Entry | None, parent: Entry | None) -> None:
         self.number = number
         self.ref = weakref.ref(module)
-        kind = type(module)
+        inner = module.__dict__.get("_modules", {}).get("_orig_mod")  # what torch.compile wraps
+        self.compiled = inner is not None
+        kind = type(module if inner is None else inner)
         self.class_name: str = kind.__qualname__
         self.class_file = str(getattr(sys.modules.get(kind.__module__), "__file__", "") or "")
         self.root = root or self
@@ -53,6 +56,7 @@ class Entry:
         self.path = ""
         self.paths: dict[int, str] = {}
         self.called_at: int | None = None
+        self.init: int | None = None
         self.calls = 0
         self.other_calls = 0
         self.kinds: dict[Any, dict[str, Any]] = {}
@@ -65,8 +69,10 @@ class Entry:
             "root": self.root.number,
             "parent": self.parent.number if self.parent is not None else None,
             "path": self.path,
-            "class": self.class_name,
+            "class_name": self.class_name,
             "file": self.class_file,
+            "compiled": self.compiled,
+            "init": self.init,
             "called_at": self.called_at,
             "calls": self.calls,
             "other_calls": self.other_calls,
@@ -87,7 +93,9 @@ class ProfileRecorder:
         self.values = ValueWriter(folder, MAX_DATA_BYTES)
         self.entries: dict[int, Entry] = {}
         self.all_entries: list[Entry] = []
-        self.inits: dict[str, dict[str, Any]] = {}
+        self.inits: list[dict[str, Any]] = []
+        self.init_numbers: dict[str, int] = {}
+        self.init_of: dict[int, int] = {}
         self.steps: dict[int, list[int]] = {}
         self.notes: list[str] = []
         self.stacks = threading.local()
@@ -97,15 +105,19 @@ class ProfileRecorder:
 
     # --- constructors --------------------------------------------------------------------------------------------
 
-    def made(self, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note the constructor's arguments of a class of the user's own, once per class."""
+    def made(self, instance: Any, kind: type, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note the constructor's arguments of an object of the user's own classes."""
         file = getattr(sys.modules.get(kind.__module__), "__file__", None)
-        if not file or not self.lines.is_user(file):
+        if not file or not self.lines.is_user(file) or len(self.inits) >= MAX_INITS:
             return
-        key = f"{file}:{kind.__qualname__}"
-        init = self.values.call_json(args, kwargs, data=False)
-        known = self.inits.setdefault(key, {"init": init, "varies": False})
-        known["varies"] = known["varies"] or known["init"] != init
+        if sys._getframe(2).f_globals.get("__name__") == "copyreg":  # copied or unpickled: not constructed
+            return
+        init = {"file": file, "class_name": kind.__qualname__, **self.values.call_json(args, kwargs, data=False)}
+        text = json.dumps(init, sort_keys=True)
+        number = self.init_numbers.setdefault(text, len(self.inits))
+        if number == len(self.inits):
+            self.inits.append(init)
+        self.init_of[id(instance)] = number
 
     # --- calls ---------------------------------------------------------------------------------------------------
 
@@ -140,6 +152,10 @@ class ProfileRecorder:
             parent = stack[-1] if stack else None
             root = stack[0] if stack else None
             entry = Entry(len(self.all_entries), module, root, parent)
+            inner = module if not entry.compiled else module._modules["_orig_mod"]
+            init = self.init_of.get(id(inner))
+            if init is not None and self.inits[init]["class_name"] == entry.class_name:
+                entry.init = init  # an object of a library's class may have the id of one that is gone
             entry.called_at = self.lines.line_of(sys._getframe(2))
             self.place(entry, module)
             if len(self.all_entries) < MAX_MODULES:
@@ -223,6 +239,7 @@ class ProfileRecorder:
         return {
             "version": 1,
             "pid": self.pid,
+            "main": str(getattr(sys.modules.get("__main__"), "__file__", "") or ""),
             "argv": list(sys.argv),
             "cwd": str(Path.cwd()),
             "environment": environment_facts(self.torch),
@@ -302,7 +319,7 @@ def watch(module_class: Any, recorder: ProfileRecorder) -> Any:
         instance: Any = object.__new__(kind)
         if recorder.active:
             try:
-                recorder.made(kind, args, kwargs)
+                recorder.made(instance, kind, args, kwargs)
             except Exception:  # noqa: BLE001
                 recorder.fault()
         return instance

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from .profile_marks import MARK, LineTable, ModeSlot, compiles, range_maker
+from drk.assistant.profile_marks import MARK, LineTable, ModeSlot, compiles, range_maker
 
 
 class Window:

@@ -1,0 +1,272 @@
+"""``drk profile`` as functions: run something under the recorder, then read, build, save.
+
+Two ways in: :func:`profile_target` calls the user's target in a sandboxed process of its own
+(:mod:`drk.assistant.profile_driver`); :func:`profile_command` runs the user's own program, unchanged and unsandboxed,
+with the recorder in it. Both end in :func:`finish`, which makes and stores the Report with its Tasks.
+
+The command, the language server and notebooks call these; none of them prints.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import IO, Any
+
+from drk.assistant.capture_launch import CommandEnd, command_words, prepare, run_watched
+from drk.assistant.errors import EnvironmentFault, Interrupted, TargetError
+from drk.assistant.intake import locate, split_target
+from drk.assistant.profile_build import Asked, build_report, own_prefixes
+from drk.assistant.profile_driver import Request
+from drk.assistant.profile_recording import Recording, moved, read_faults, read_recordings
+from drk.assistant.profile_tasks import SavedTask, describe, with_tasks
+from drk.assistant.profile_trace import Trace, analyse, read_events
+from drk.assistant.report import Method, Report
+from drk.assistant.report_store import free_profile_id, save_report
+from drk.assistant.settings import Settings
+from drk.gym.devices import list_gpus
+from drk.gym.engine import resolve_device
+from drk.gym.reference import task_meta
+from drk.gym.schema import Precision, Task
+
+STEPS = 5
+WINDOW_S = 60.0
+CLEAN_S = 30.0
+MEMORY_BYTES = 16 << 30
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A stored report, and how the program ended."""
+
+    report: Report
+    path: Path
+    end: CommandEnd
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """What the caller asks of either way: ``target`` names a GPU for estimates (null: none)."""
+
+    profiles_dir: Path
+    steps: int = STEPS
+    target: str | None = None
+    max_time_s: float = 600.0
+    precision: Precision = "match"
+    save_tasks: bool = True
+
+
+# --- the user's own program --------------------------------------------------------------------------------------
+
+
+def profile_command(
+    command: str, wanted: Wanted, *, cwd: Path | None = None, stdout: IO[Any] | int | None = None
+) -> Profiled:
+    """Run a program under the recorder and store what it tells.
+
+    Args:
+        command: the user's command line; ``-m pkg`` and ``train.py`` are run by this Python.
+        wanted: how much to record and where to store it.
+        cwd: where it runs.
+        stdout: where its standard output goes, its own when null.
+
+    Raises:
+        UsageError: the command is wrong.
+        CaptureFailed: nothing could be recorded; it holds the program's own end.
+    """
+    words = command_words(command)
+    with tempfile.TemporaryDirectory(prefix="drk-profile-") as name:
+        folder = Path(name)
+        variables = {"DRK_PROFILE_STEPS": str(wanted.steps + 2), "DRK_PROFILE_WINDOW_S": str(WINDOW_S)}
+        environment = prepare(folder, "profile_hooks", variables)
+        end = run_watched(words, environment, cwd=cwd, max_time_s=wanted.max_time_s, stdout=stdout)
+        recordings = read_recordings(folder)
+        usable = [one for one in recordings if one.window.state == "closed" and one.modules]
+        if not usable:
+            raise CaptureFailed(command, end, recordings, read_faults(folder))
+        root = (cwd or Path.cwd()).absolute()
+        method = Method(
+            source="command",
+            times_are="cpu",
+            steps=0,
+            command=command,
+            processes=len(recordings),
+            exit_code=end.exit_code,
+            ended=end.ended,
+            notes=_process_notes(recordings, end),
+        )
+        title = Path(usable[0].argv[0]).stem if usable[0].argv and usable[0].argv[0] else words[0]
+        report, path = finish(usable[0], folder, Asked("", title, root, method, wanted.target), wanted)
+    return Profiled(report, path, end)
+
+
+class CaptureFailed(TargetError):
+    """The program ran and nothing was recorded; ``end`` is how it ended."""
+
+    def __init__(self, command: str, end: CommandEnd, recordings: list[Recording], faults: list[str]) -> None:
+        self.end = end
+        causes = {
+            "crashed": f"the program ended with exit code {end.exit_code} before a module was called",
+            "killed": f"the program was killed by {end.signal_name}",
+            "time-limit": "the program was ended at the time limit before it could tell",
+            "interrupted": "it was interrupted",
+            "finished": "the program never called a torch.nn.Module in this Python",
+        }
+        reasons = [one.window.reason for one in recordings if one.window.reason]
+        cause = (faults or reasons or [causes[end.ended]])[0]
+        help_text = "check that the command is the Python program itself (not a launcher that clears its environment)"
+        if end.ended == "time-limit":
+            help_text = "give it more time with --max-time, or fewer steps of its own"
+        elif end.ended == "crashed":
+            help_text = "run it without drk profile first; its own message stands above"
+        super().__init__(f"nothing was recorded of: {command}", kind="capture", cause=cause, help=help_text)
+
+
+def _process_notes(recordings: list[Recording], end: CommandEnd) -> tuple[str, ...]:
+    notes = []
+    if len(recordings) > 1:
+        notes.append(f"{len(recordings)} processes called modules; the one with most steps is shown")
+    if end.ended != "finished":
+        notes.append(f"the program {end.ended}" + (f" by {end.signal_name}" if end.signal_name else ""))
+    return tuple(notes)
+
+
+# --- a target of the user's --------------------------------------------------------------------------------------
+
+
+def profile_target(task: Task, target: str, settings: Settings, wanted: Wanted) -> Profiled:
+    """Call a task's module in a sandboxed process and store what was seen.
+
+    Args:
+        task: from :func:`drk.assistant.intake.resolve_target`.
+        target: as the user typed it.
+        settings: device and sandbox level.
+        wanted: see :class:`Wanted`.
+
+    Raises:
+        TargetError: the user's code failed; it names its line.
+        EnvironmentFault: the sandbox or the device cannot be had.
+    """
+    mode, gpu = resolve_device("auto" if settings.device == "interpret" else settings.device, list_gpus())
+    on_gpu = gpu is not None and mode == "gpu"
+    source = locate(split_target(target)[0], None)
+    root = source.parents[len(Path(task.entry).parts) - 1]
+    with tempfile.TemporaryDirectory(prefix="drk-profile-") as name:
+        folder = Path(name).resolve()
+        _write_task(folder, task)
+        request = Request(
+            meta=task_meta(task),
+            device="cuda:0" if on_gpu else "cpu",
+            gpu=gpu.uuid if on_gpu and gpu is not None else "",
+            level=settings.sandbox,
+            target=settings.target,
+            steps=wanted.steps,
+            window_s=WINDOW_S,
+            clean_s=CLEAN_S,
+            memory_bytes=MEMORY_BYTES,
+            threads=os.cpu_count() or 1,
+        )
+        (folder / "request.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
+        environment = {"KINETO_LOG_LEVEL": "99", **os.environ}
+        words = [sys.executable, "-m", "drk.assistant.profile_driver", str(folder)]
+        end = run_watched(words, environment, max_time_s=wanted.max_time_s, stdout=sys.stderr, option="drk profile")
+        recordings = _told(folder, end, root, target)
+        recording = moved(recordings[0], str(folder / "src"), str(root))
+        method = Method(
+            source="call",
+            times_are="cpu",
+            steps=0,
+            mode=task.mode,
+            target=target,
+            inputs=_inputs_text(recording),
+            notes=("user code ran in the sandbox",) if settings.sandbox != "basic" else (),
+        )
+        asked = Asked("", task.name, Path.cwd(), method, wanted.target, own_prefixes(root, ()))
+        report, path = finish(recording, folder, asked, wanted, task)
+    return Profiled(report, path, end)
+
+
+def _write_task(folder: Path, task: Task) -> None:
+    for name, text in task.files.items():
+        path = folder / "src" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8", errors="surrogatepass")
+    if task.tensors is not None:
+        (folder / "tensors.safetensors").write_bytes(task.tensors)
+
+
+def _told(folder: Path, end: CommandEnd, root: Path, target: str) -> list[Recording]:
+    """Return the driver's recordings, or raise what it told instead."""
+    failure = folder / "failure.json"
+    if failure.exists():
+        facts = json.loads(failure.read_text(encoding="utf-8"))
+        file = str(facts.get("file") or "").removeprefix("src/")
+        raise TargetError(
+            str(facts.get("message")),
+            kind=str(facts.get("kind")),
+            file=_shown(root / file) if file else "",
+            line=facts.get("line"),
+            help=str(facts.get("help") or ""),
+        )
+    if end.ended == "interrupted":
+        raise Interrupted("interrupted")
+    if end.ended == "time-limit":
+        raise TargetError(f"{target} took too long", kind="timeout", help="give it more with --max-time")
+    recordings = [one for one in read_recordings(folder) if one.window.state == "closed"]
+    if end.ended != "finished":
+        how = f"was killed by {end.signal_name}" if end.signal_name else f"ended with exit code {end.exit_code}"
+        raise EnvironmentFault(f"the process that ran {target} {how}", kind="profile", help="-v shows what it printed")
+    if not recordings:
+        raise TargetError(f"{target} was called and nothing was seen", kind="profile")
+    return recordings
+
+
+def _shown(path: Path) -> str:
+    here = Path.cwd()
+    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
+
+
+def _inputs_text(recording: Recording) -> str:
+    kinds = recording.modules[0].kinds if recording.modules else ()
+    return describe(kinds[0]) if kinds else ""
+
+
+# --- the end of both ---------------------------------------------------------------------------------------------
+
+
+def finish(
+    recording: Recording, folder: Path, asked: Asked, wanted: Wanted, task: Task | None = None
+) -> tuple[Report, Path]:
+    """Read the trace, build the report, store it with its tasks; ``task`` is the whole target's, where there is one."""
+    trace = read_trace(folder, recording)
+    identifier = free_profile_id(wanted.profiles_dir, asked.title)
+    prefixes = asked.own_prefixes or own_prefixes(asked.root, [file for file, _ in recording.lines])
+    report = build_report(recording, trace, replace(asked, id=identifier, own_prefixes=prefixes))
+    saved: list[SavedTask] = []
+    if wanted.save_tasks:
+        report, saved = with_tasks(report, recording, folder, precision=wanted.precision)
+        if task is not None:
+            report, saved = _with_whole(report, saved, asked.method.target, task)
+    path = save_report(wanted.profiles_dir, report, [(one.name, one.task) for one in saved])
+    return report, path
+
+
+def read_trace(folder: Path, recording: Recording) -> Trace:
+    """Return the trace of a recording's process."""
+    return analyse(read_events(folder / Path(recording.window.trace).name), recording.step_root)
+
+
+def _with_whole(report: Report, saved: list[SavedTask], target: str, task: Task) -> tuple[Report, list[SavedTask]]:
+    """Let the outermost module's row carry the Task that was profiled: it has the user's own inputs and weights."""
+    rows = list(report.modules)
+    index = next((i for i, row in enumerate(rows) if row.parent is None), None)
+    if index is None or not rows[index].inputs:
+        return report, saved
+    name = f"{len(saved):03d}"
+    kinds = (replace(rows[index].inputs[0], task=name, reason=""), *rows[index].inputs[1:])
+    rows[index] = replace(rows[index], inputs=kinds, target=target)
+    return replace(report, modules=tuple(rows)), [*saved, SavedTask(name, task)]
