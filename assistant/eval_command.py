@@ -26,6 +26,7 @@ from drk.assistant.console import Console, console_from
 from drk.assistant.errors import ExitCode, UsageError
 from drk.assistant.eval_report import report, report_html, report_text
 from drk.assistant.evaluation import SUBSET, EvalPlan, EvalResult, SampleResult, evaluate, find_problems
+from drk.assistant.gym_address import open_gym
 from drk.assistant.model_options import (
     BaseUrl,
     BuiltinFirst,
@@ -69,6 +70,7 @@ def evaluate_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     max_time: Annotated[float | None, typer.Option("--max-time", help="Budget of each sample in seconds.")] = None,
     seeds: Annotated[int | None, typer.Option(help="Secret input draws.")] = None,
     sandbox: Annotated[str | None, typer.Option(help="strict, standard or basic.")] = None,
+    gym: Annotated[str | None, typer.Option(help="Have the gym server at this URL judge (DRK_GYM_URL).")] = None,
     folder: Annotated[
         Path | None, typer.Option("--out", help="The evaluation's folder (default .drk/evals/TIME).")
     ] = None,
@@ -95,7 +97,7 @@ def evaluate_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         **{name: getattr(settings, name) for name in _FLAGS},
     }
     place = _place(settings, folder, asked, resume=resume)
-    request = _Request(place, json.loads((place / "config.json").read_text()), workers, output)
+    request = _Request(place, json.loads((place / "config.json").read_text()), workers, output, gym)
     raise typer.Exit(_evaluate(console_from(ctx, color=settings.color), request, settings))
 
 
@@ -105,6 +107,7 @@ class _Request:
     config: Mapping[str, Any]
     workers: int
     output: Output
+    gym: str | None = None
 
 
 def _place(settings: Settings, folder: Path | None, asked: Mapping[str, Any], *, resume: bool) -> Path:
@@ -137,7 +140,7 @@ def _place(settings: Settings, folder: Path | None, asked: Mapping[str, Any], *,
 
 def _evaluate(console: Console, request: _Request, settings: Settings) -> int:
     """Run the evaluation as its configuration says, write and print the report, and return the exit code."""
-    from drk.gym.engine import MAX_SESSIONS, Gym  # brings torch: not needed to say that a folder is missing
+    from drk.gym.engine import MAX_SESSIONS  # brings torch: not needed to say that a folder is missing
 
     config = request.config
     settings = replace(settings, **{name: config[name] for name in _FLAGS})
@@ -164,7 +167,7 @@ def _evaluate(console: Console, request: _Request, settings: Settings) -> int:
                 progress.update(f"{sample.problem} sample {sample.sample + 1}", done=done)
                 progress.event(_line(sample))
 
-            async with opened(proposer), Gym(gym_settings) as gym:
+            async with opened(proposer), open_gym(gym_settings, request.gym) as gym:
                 return await evaluate(plan, request.folder, gym, proposer, tell=tell, stop=stop), gym.device_facts
 
     result, facts = asyncio.run(work())
