@@ -278,6 +278,16 @@ class Gym:
             raise TaskError("the reference's graph could not be captured", kind="capture")
         return graph
 
+    async def parts(self, task: Task) -> list[dict[str, Any]]:
+        """Return how the parts of the reference are called in one call of it: rows of :mod:`drk.gym.runner.parts`.
+
+        Raises:
+            TaskError: the reference cannot be loaded or run at full size.
+        """
+        async with self.using(task) as session:
+            answer = await session.ask("parts", self.settings.limits.compile_s, key=session.keys[0])
+        return [dict(row) for row in answer.get("parts") or []]
+
 
 def _usable(started: asyncio.Task[ReferenceSession]) -> bool:
     return not started.cancelled() and started.exception() is None and started.result().alive

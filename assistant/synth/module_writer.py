@@ -4,10 +4,11 @@ The file holds the device functions that are used, each kernel with its launcher
 under the reference's ``state_dict`` keys, and a forward that calls launchers and torch operators in graph order. It
 depends on torch and triton only.
 
-New values of buffers are copied into them at the end of forward, as ``torch.export`` states them.
+New values of buffers are copied into them at the end of forward, as ``torch.export`` states them. Large tensors that no
+``state_dict`` holds (buffers that are not saved, tensors in plain attributes) are taken over by ``from_reference``.
 
-Left out: constants that are neither state nor small, and outputs or inputs in
-forms that the graph cannot state; :func:`write_module` raises for them.
+Left out: large tensors that forward makes itself from Python values, and outputs or inputs in forms that the graph
+cannot state; :func:`write_module` raises for them.
 """
 
 from __future__ import annotations
@@ -51,7 +52,7 @@ def write_module(graph: Graph, steps: Sequence[Step], names: Mapping[str, str], 
     for kernel in kernels:
         parts += [kernel.kernel.rstrip() + "\n", kernel.launcher.rstrip() + "\n"]
     parts.append(_declare_source())
-    parts.append(f"{_class_head(kernels)}\n{_init(graph)}\n{forward}")
+    parts.append(f"{_class_head(kernels)}\n{_init(graph)}\n{_from_reference(graph)}{forward}")
     return "\n\n".join(parts).rstrip() + "\n"
 
 
@@ -88,7 +89,8 @@ def _init(graph: Graph) -> str:
     for item in graph.placeholders:
         if item.kind == "constant" and item.meta.shape:
             if item.value is None:
-                raise UnsupportedGraph(f"the constant {item.path!r} is too large to be written down")
+                lines.append(_empty_constant(item))
+                continue
             value = f"torch.tensor({_nested(item.value)}, dtype=torch.{item.meta.dtype})"
             lines.append(f'self.register_buffer("constant_{item.name}", {value}, persistent=False)')
     return f"    def __init__(self, *args, **kwargs) -> None:\n{indent(lines, 8)}\n"
@@ -116,18 +118,49 @@ def _declaration(item: State, memory_format: str = "") -> str:
     if item.persistent:
         return f'declare(self, "{item.key}", {make})'
     if item.value is None:
-        raise UnsupportedGraph(f"the buffer {item.key!r} is not in the state_dict and too large to be written down")
+        return f'declare(self, "{item.key}", {make}, persistent=False)'
     value = f"torch.tensor({_nested(item.value)}, dtype=torch.{item.meta.dtype})"
     return f'declare(self, "{item.key}", {value}, persistent=False)'
+
+
+def _empty_constant(item: Placeholder) -> str:
+    if not _is_attribute(item.path):
+        raise UnsupportedGraph(f"the constant {item.path!r} is too large to be written down")
+    make = f"torch.empty({item.meta.shape!r}, dtype=torch.{item.meta.dtype})"
+    return f'self.register_buffer("constant_{item.name}", {make}, persistent=False)'
+
+
+def _is_attribute(path: str) -> bool:
+    """Say whether a constant is an attribute of the module, not a value that tracing made up a name for."""
+    return not path.rpartition(".")[2].startswith(("lifted_tensor", "_tensor_constant", "_lifted"))
+
+
+def _from_reference(graph: Graph) -> str:
+    """Return the class method that takes over what no state_dict holds, or nothing where all can be written down."""
+    lines = []
+    for entry in graph.state:
+        if not entry.persistent and entry.value is None and entry.alias_of is None:
+            lines.append(f'{attribute(entry.key, "new")} = model.get_buffer("{entry.key}")')
+    for item in graph.placeholders:
+        if item.kind == "constant" and item.meta.shape and item.value is None:
+            lines.append(f"new.constant_{item.name} = {attribute(item.path, 'model')}")
+    if not lines:
+        return ""
+    body = ["new = cls()", "new.load_state_dict(model.state_dict(), assign=True)", *lines, "return new"]
+    return (
+        "    @classmethod\n"
+        '    def from_reference(cls, model: torch.nn.Module) -> "ModelNew":\n'
+        '        """Build it from the original module, which holds tensors that its state_dict does not."""\n'
+        f"{indent(body, 8)}\n\n"
+    )
 
 
 def _nested(value: Any) -> str:
     return f"[{', '.join(_nested(item) for item in value)}]" if isinstance(value, tuple) else repr(value)
 
 
-def attribute(path: str) -> str:
-    """Python expression of a state key: attributes, with indices for numbered children."""
-    text = "self"
+def attribute(path: str, text: str = "self") -> str:
+    """Python expression of a state key: attributes of ``text``, with indices for numbered children."""
     for part in path.split(".")[:-1]:
         text = f"{text}.{part}" if part.isidentifier() else f'{text}._modules["{part}"]'
     return f"{text}.{path.split('.')[-1]}"

@@ -86,6 +86,7 @@ def handlers(session: Session) -> dict[str, Callable[[dict[str, Any], list[int]]
         "go": timer.go,
         "outputs": timer.outputs,
         "capture": session.capture,
+        "parts": session.parts,
         "profile": lambda message, _fds: profile.profile(session, message),
         "kernels": lambda _message, _fds: {"kernels": kernel_rows(session)},
     }

@@ -9,6 +9,7 @@ Judge compares the reference's list against what the candidate returns for the s
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -24,14 +25,19 @@ from drk.gym.runner.rungs import RUNGS, on_rung
 
 @dataclass
 class StateSnapshot:
-    """Copies of a module's parameters and buffers, to restore before each call and to find what a call changed."""
+    """Copies of a module's parameters and buffers, to restore before each call and to find what a call changed.
+
+    ``plain`` are copies of plain attributes (counters, lists of them), by part: they are restored and not compared.
+    """
 
     tensors: dict[str, torch.Tensor]
+    plain: dict[str, dict[str, Any]] = field(default_factory=dict)
 
     @classmethod
     def take(cls, module: torch.nn.Module) -> StateSnapshot:
-        """Copy all parameters and buffers, non-persistent ones included."""
-        return cls({key: value.detach().clone() for key, value in named_state(module)})
+        """Copy all parameters and buffers, non-persistent ones included, and plain attributes."""
+        plain = {path: copy.deepcopy(plain_attributes(part)) for path, part in module.named_modules()}
+        return cls({key: value.detach().clone() for key, value in named_state(module)}, plain)
 
     def restore(self, module: torch.nn.Module) -> None:
         """Put the copies back in place and drop gradients."""
@@ -40,6 +46,10 @@ class StateSnapshot:
                 saved = self.tensors.get(key)
                 if saved is not None and saved.shape == value.shape:
                     value.detach().copy_(saved)
+        for path, part in module.named_modules():
+            for key, kept in self.plain.get(path, {}).items():
+                if is_plain(vars(part).get(key)) and vars(part).get(key) != kept:
+                    vars(part)[key] = copy.deepcopy(kept)
         module.zero_grad(set_to_none=True)
 
     def changed(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
@@ -55,6 +65,21 @@ class StateSnapshot:
 def named_state(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     """Return parameters and buffers with their names; tied ones once."""
     return [*module.named_parameters(), *module.named_buffers()]
+
+
+def plain_attributes(part: torch.nn.Module) -> dict[str, Any]:
+    """Return the attributes that are numbers, texts, or lists, tuples, dicts and sets of them."""
+    internal = vars(torch.nn.Module())
+    return {key: value for key, value in vars(part).items() if key not in internal and is_plain(value)}
+
+
+def is_plain(value: Any) -> bool:
+    """Say whether a value is a number, text, None, or a collection of them."""
+    if type(value) is dict:
+        return all(is_plain(item) for pair in value.items() for item in pair)
+    if type(value) in (list, tuple, set):
+        return all(is_plain(item) for item in value)
+    return value is None or type(value) in (bool, int, float, str)
 
 
 def same(left: torch.Tensor, right: torch.Tensor) -> bool:

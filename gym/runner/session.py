@@ -30,6 +30,7 @@ from drk.gym.runner import execute, loading, structure, transfer, values
 from drk.gym.runner.audit import Audit
 from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions, StateSnapshot
+from drk.gym.runner.parts import record_parts
 from drk.gym.runner.recipes import apply_recipe
 from drk.gym.runner.suppress import ablated, poison_free_memory
 from drk.gym.runner.tripwires import Tripwires
@@ -48,6 +49,7 @@ class Session:
         self.scratch = scratch
         self.arena_fd = arena_fd
         self.device = "cpu"
+        self.seed = 0
         self.meta: dict[str, Any] = {}
         self.reference: loading.Reference | None = None
         self.module: torch.nn.Module | None = None
@@ -75,7 +77,7 @@ class Session:
         self.meta, self.device = message["meta"], message["device"]
         set_precision(message.get("precision", "match"))
         source_root = self.scratch / "src"
-        seed = int(message["seed"])
+        seed = self.seed = int(message["seed"])
         if self.role == "reference":
             self.reference = loading.load_reference(self.meta, source_root, seed=seed, device=self.device)
             self.adopt(self.reference.module)
@@ -127,20 +129,24 @@ class Session:
         return self.offer([(key, value) for key, value in state.items() if isinstance(value, torch.Tensor)])
 
     def state_in(self, message: dict[str, Any], fds: list[int]) -> dict[str, Any]:
-        """Copy the reference's weights in; say how: ``copied``, ``converted`` or ``seeded``."""
+        """Give the candidate the reference's weights; say how: ``copied``, ``converted`` or ``seeded``.
+
+        ``ModelNew.from_reference`` is preferred wherever it is defined: it alone can bring what no state dict holds
+        (buffers that are not saved, tensors in attributes). Where its state is the reference's, that is ``copied``.
+        """
         layout = message["layout"]
         state = read_state(fds[0], layout, message["bytes"])
+        converts = callable(getattr(type(self.built), "from_reference", None))
+        if converts:
+            self.adopt(self.convert(state))
         own = {row["name"]: (row["shape"], row["dtype"]) for row in self.state_layout()}
         theirs = {row["name"]: (row["shape"], row["dtype"]) for row in layout}
-        how = "copied"
-        if own == theirs:
-            if state:
+        if own == theirs and not (converts and self.differs(state)):
+            how = "copied"
+            if state and not converts:
                 self.built.load_state_dict({key: value.to(self.device) for key, value in state.items()}, strict=True)
-        elif callable(getattr(type(self.built), "from_reference", None)):
-            self.adopt(self.convert(state))
-            how = "converted"
         else:
-            how = "seeded"
+            how = "converted" if converts else "seeded"
         self.adopt(self.built)
         return {
             "weights": how,
@@ -149,9 +155,14 @@ class Session:
             "mismatched": sorted(key for key in set(own) & set(theirs) if own[key] != theirs[key])[:20],
         }
 
+    def differs(self, state: dict[str, torch.Tensor]) -> bool:
+        """Say whether the module's state, of the same layout, has other values than ``state``."""
+        own = self.built.state_dict()
+        return any(not torch.equal(own[key].cpu().nan_to_num(), value.nan_to_num()) for key, value in state.items())
+
     def convert(self, state: dict[str, torch.Tensor]) -> torch.nn.Module:
         """Build the reference with ``state`` here and let the candidate's class convert it."""
-        reference = loading.load_reference(self.meta, self.scratch / "src", seed=0, device=self.device).module
+        reference = loading.load_reference(self.meta, self.scratch / "src", seed=self.seed, device=self.device).module
         reference.load_state_dict({key: value.to(self.device) for key, value in state.items()}, strict=True)
         converted = type(self.built).from_reference(reference)  # type: ignore[attr-defined]
         if not isinstance(converted, torch.nn.Module):
@@ -273,6 +284,22 @@ class Session:
                 return {"graph": graph_capture.capture(self.built, args, kwargs)}
         except graph_capture.CaptureError as error:
             raise loading.LoadFailure("load", "capture", str(error)) from error
+
+    def parts(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Return how the module's parts are called in one call at full size (:mod:`drk.gym.runner.parts`)."""
+        reduce, self.reduce = self.reduce, None
+        try:
+            inputs = self.draw(int(message["key"]))
+        finally:
+            self.reduce = reduce
+        rounds = 1 if self.device == "cpu" else 2  # the first call on a GPU loads libraries
+        rows: list[dict[str, Any]] = []
+        for _ in range(rounds):
+            self.snapshot.restore(self.built)
+            with torch.no_grad():
+                rows = record_parts(self.built, *inputs, device=self.device)
+        self.snapshot.restore(self.built)
+        return {"parts": rows}
 
     # --- transfer ----------------------------------------------------------------------------------------
 
