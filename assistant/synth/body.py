@@ -14,7 +14,7 @@ from typing import Any
 
 from drk.assistant.synth.domain import Domain, Operand, fold, offset
 from drk.assistant.synth.expression import expression, is_pointwise, kind_of, scalar_text
-from drk.assistant.synth.regions import Region
+from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.gym.graph import Node, Ref, TensorMeta
 
 INLINE_LIMIT = 64
@@ -175,7 +175,7 @@ def _pretty(value: Any, made: Mapping[str, Node], names: Mapping[str, str], regi
     parts = [_pretty(arg, made, names, region, depth + 1) for arg in node.args]
     if node.bare_op in _INFIX and len(parts) == 2:
         return f"({parts[0]} {_INFIX[node.bare_op]} {parts[1]})"
-    if node.bare_op in {"sum", "mean", "amax", "amin", "var", "to", "_to_copy"}:
+    if node.bare_op in {*REDUCTIONS, "to", "_to_copy", "contiguous"}:
         parts = parts[:1]
     return f"{node.bare_op}({', '.join(parts)})"
 

@@ -1,7 +1,7 @@
 """Operators written out as reductions and pointwise operators, so that they fuse with what stands around them.
 
 Each rule takes a node and the draft, emits what replaces it and returns the reference to its value, or returns None
-when it does not apply (other dimensions, dtypes that kernels do not take, rows too long for registers). Formulas are
+when it does not apply (other dimensions, dtypes that kernels do not take). Formulas are
 those of the PyTorch documentation; variances stay variances (two passes), softmax subtracts the maximum.
 """
 
@@ -12,25 +12,18 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from drk.assistant.synth.domain import memory_order
 from drk.assistant.synth.draft import Draft, plain_name
-from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED
+from drk.assistant.synth.expression import FLOATS
+from drk.assistant.synth.loss_rules import LOSS_RULES
+from drk.assistant.synth.reduction_rules import REDUCTION_RULES, reducible
 from drk.gym.graph import Node, Ref, TensorMeta
+
+_FUSED = FLOATS
 
 
 def _reduced(meta: TensorMeta, dims: Any) -> tuple[int, ...] | None:
     """Return ``dims`` as negative indices when kernels can reduce over them, else None."""
-    rank = len(meta.shape)
-    items = dims if isinstance(dims, tuple) else (dims,)
-    wanted = sorted(dim - rank if dim >= 0 else dim for dim in items)
-    if not wanted or meta.dtype not in _FUSED:
-        return None
-    last = wanted == list(range(-len(wanted), 0))
-    longest = MAX_COLUMNS if last and memory_order(meta) == tuple(range(-rank, 0)) else MAX_TRANSPOSED
-    return tuple(wanted) if 2 <= math.prod(meta.shape[dim] for dim in wanted) <= longest else None
-
-
-_FUSED = frozenset({"float32", "float16", "bfloat16"})
+    return None if dims == () or dims is None else reducible(meta, dims)
 
 
 def _softmax(node: Node, draft: Draft) -> Ref | None:
@@ -60,15 +53,6 @@ def _logsumexp(node: Node, draft: Draft) -> Ref | None:
     if len(node.args) > 2 and node.args[2] is True:
         return result
     return draft.emit(node, "squeezed", "reshape.default", result, node.meta.shape)
-
-
-def _vector_norm(node: Node, draft: Draft) -> Ref | None:
-    order = node.args[1] if len(node.args) > 1 else 2
-    dims = _reduced(draft.metas[node.args[0].name], node.args[2]) if len(node.args) > 2 and node.args[2] else None
-    if order != 2 or dims is None or not (len(node.args) > 3 and node.args[3] is True) or node.kwargs.get("dtype"):
-        return None
-    square = draft.emit(node, "square", "pow.Tensor_Scalar", node.args[0], 2)
-    return draft.emit(node, "norm", "sqrt.default", draft.emit(node, "row_sum", "sum.dim_IntList", square, dims, True))
 
 
 def _glu(node: Node, draft: Draft) -> Ref | None:
@@ -163,7 +147,7 @@ def _group_norm(node: Node, draft: Draft) -> Ref | None:
     batch, channels, *rest = meta.shape
     split = (batch, groups, channels // groups, *rest)
     dims = tuple(range(-len(rest) - 1, 0))
-    if not 2 <= math.prod(split[2:]) <= MAX_COLUMNS:
+    if math.prod(split[2:]) < 2:
         return None
     grouped = draft.emit(node, "grouped", "reshape.default", x, split)
     mean = draft.emit(node, "mean", "mean.dim", grouped, dims, True)
@@ -264,7 +248,6 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     "log_softmax": _softmax,
     "_log_softmax": _softmax,
     "logsumexp": _logsumexp,
-    "linalg_vector_norm": _vector_norm,
     "glu": _glu,
     "layer_norm": _layer_norm,
     "native_layer_norm": _native_first(_layer_norm),
@@ -277,4 +260,6 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     "unsqueeze": _full_reduction,
     "view": _full_reduction,
     "getitem": _getitem,
+    **REDUCTION_RULES,
+    **LOSS_RULES,
 }

@@ -160,6 +160,12 @@ def softshrink(x, width):
     """x moved towards 0 by width, 0 within it."""
     return tl.where(x > width, x - width, tl.where(x < -width, x + width, x * 0.0))
 ''',
+    "multiplied": '''
+@triton.jit
+def multiplied(a, b):
+    """a times b: what a product reduction or scan combines by."""
+    return a * b
+''',
     "sign": '''
 @triton.jit
 def sign(x):
@@ -170,7 +176,7 @@ def sign(x):
 """Source text of each device function by its name."""
 
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
-_CALL = re.compile(r"(?<![\w.])([a-z_0-9]+)\(")
+_CALL = re.compile(r"(?<![\w.])([a-z_0-9]+)\(|, (multiplied)\b")
 
 
 def closure(texts: Iterable[str]) -> list[str]:
@@ -179,7 +185,8 @@ def closure(texts: Iterable[str]) -> list[str]:
     visiting: set[str] = set()
 
     def visit(text: str) -> None:
-        for name in _CALL.findall(_DOCSTRING.sub("", text)):
+        for called, passed in _CALL.findall(_DOCSTRING.sub("", text)):
+            name = called or passed
             if name in FUNCTIONS and name not in found and name not in visiting:
                 visiting.add(name)
                 visit(FUNCTIONS[name])

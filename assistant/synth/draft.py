@@ -50,7 +50,8 @@ class Draft:
     def emit(self, origin: Node, hint: str, op: str, *args: Any, **kwargs: Any) -> Ref:
         """Append ``aten.<op>`` with metadata derived from its operands, and return a reference to it."""
         operands = [self.metas[arg.name] for arg in args if isinstance(arg, Ref)]
-        meta = _result_meta(op, args, operands)
+        keep = kwargs.get("keepdim", args[2] if len(args) > 2 else True) is True
+        meta = _result_meta(op, args, operands, keep=keep)
         if op.startswith("_to_copy"):
             meta = contiguous_meta(operands[0].shape, kwargs["dtype"].name)
         return self.append(replace(origin, op=f"aten.{op}", args=args, kwargs=kwargs, metas=(meta,)), hint)
@@ -70,11 +71,16 @@ class Draft:
         return Ref(name)
 
 
-def _result_meta(op: str, args: tuple[Any, ...], operands: list[TensorMeta]) -> TensorMeta:
+_REDUCING = frozenset({"sum", "mean", "amax", "amin", "var", "prod", "argmax", "argmin"})
+
+
+def _result_meta(op: str, args: tuple[Any, ...], operands: list[TensorMeta], *, keep: bool) -> TensorMeta:
     name = op.split(".")[0]
-    if name in {"sum", "mean", "amax", "amin", "var"}:
-        shape = tuple(1 if axis - len(operands[0].shape) in args[1] else n for axis, n in enumerate(operands[0].shape))
-        return contiguous_meta(shape, operands[0].dtype)
+    if name in _REDUCING:
+        source = operands[0].shape
+        dims = {dim % len(source) for dim in (args[1] if isinstance(args[1], tuple) else (args[1],))}
+        kept = tuple(1 if axis in dims else n for axis, n in enumerate(source) if keep or axis not in dims)
+        return contiguous_meta(kept, "int64" if name.startswith("arg") else operands[0].dtype)
     if name == "reshape":
         return contiguous_meta(tuple(args[1]), operands[0].dtype)
     if name == "slice":
@@ -85,6 +91,10 @@ def _result_meta(op: str, args: tuple[Any, ...], operands: list[TensorMeta]) -> 
     for meta in operands:
         shape = _broadcast(shape, meta.shape)
     dtype = max((meta.dtype for meta in operands), key=lambda item: (item == "float32", item))
+    if name in {"eq", "ne", "lt", "le", "gt", "ge"}:
+        dtype = "bool"
+    if name == "where":
+        dtype = max((meta.dtype for meta in operands[1:]), key=lambda item: (item == "float32", item))
     same = next((meta for meta in operands if meta.shape == shape), None)
     return replace(same, dtype=dtype) if same else contiguous_meta(shape, dtype)
 

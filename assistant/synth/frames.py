@@ -17,7 +17,7 @@ from drk.assistant.synth.domain import Operand, align, memory_order
 from drk.gym.graph import Node, TensorMeta
 
 MAX_COLUMNS = 32_768
-"""Longest row that one program of a row kernel holds in registers."""
+"""Longest row that one program of a row kernel holds in registers; longer ones are taken in pieces."""
 MAX_TRANSPOSED = 1024
 """Longest row whose elements lie apart in memory: several such rows must fit in registers."""
 
@@ -56,11 +56,24 @@ def choose_frame(
     if reductions:
         frames = {(metas[node.args[0].name].shape, dims) for node, (dims, _) in reductions}
         shape, dims = frames.pop()
-        if frames or not 2 <= math.prod(shape[dim] for dim in dims) <= MAX_COLUMNS:
+        if frames or not 2 <= math.prod(shape[dim] for dim in dims) < 2**31:
             return None
+        dims = _as_in_memory(shape, dims, nodes, metas)
         return Frame(shape, (*(dim for dim in range(len(shape)) if dim not in dims), *dims), len(dims))
     shape = broadcast([node.meta.shape for node in nodes])
     return Frame(shape, walk(shape, nodes, metas, users), 0) if shape else None
+
+
+def _as_in_memory(
+    shape: tuple[int, ...], dims: tuple[int, ...], nodes: Sequence[Node], metas: Mapping[str, TensorMeta]
+) -> tuple[int, ...]:
+    """``dims`` from the outermost in the memory of the first full tensor that the region reads."""
+    inside = {node.name for node in nodes}
+    read = (name for node in nodes for name in node.inputs() if name not in inside)
+    strides = next((metas[name].strides for name in read if metas[name].shape == shape), None)
+    if strides is None or any(node.bare_op in {"argmax", "argmin"} for node in nodes):
+        return dims
+    return tuple(sorted(dims, key=lambda dim: (-strides[dim], dim)))
 
 
 def walk(

@@ -30,9 +30,9 @@ def pointer_arguments(body: Body) -> Arguments:
     return Arguments(tuple(parameters), tuple(values))
 
 
-def shape_arguments(body: Body) -> Arguments:
-    """Inner group sizes and strides of strided operands."""
-    operands = all_operands(body)
+def shape_arguments(body: Body, telling: Sequence[Operand] = ()) -> Arguments:
+    """Inner group sizes and strides of strided operands; ``telling`` operands tell sizes instead of the body's."""
+    operands = list(telling) or all_operands(body)
     groups = [*body.domain.rows, *body.domain.cols]
     sizes = size_arguments(body.domain)
     names = dict(body.names)

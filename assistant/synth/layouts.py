@@ -16,7 +16,7 @@ from typing import Any
 
 from drk.assistant.synth.draft import contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
-from drk.assistant.synth.frames import MAX_COLUMNS, is_channels_last
+from drk.assistant.synth.frames import is_channels_last
 from drk.assistant.synth.regions import reduced_dims
 from drk.gym.graph import Graph, Node, Pack, Ref, Symbol, TensorMeta
 
@@ -71,9 +71,7 @@ def _takes_bias(node: Node, graph: Graph) -> bool:
     if name in {"batch_norm", "_native_batch_norm_legit_no_training"}:
         return name != "batch_norm" or node.args[5] is not True
     if name in {"group_norm", "instance_norm"}:
-        batch, channels, *_ = node.meta.shape
-        groups = node.args[1] if name == "group_norm" else channels
-        return node.meta.numel // max(1, batch * groups) <= MAX_COLUMNS
+        return True
     return is_pointwise(node, metas) or reduced_dims(node, metas) is not None
 
 

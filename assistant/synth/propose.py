@@ -11,6 +11,7 @@ Left out: shapes beyond the captured one; the emitted code itself reads sizes at
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,6 +26,7 @@ from drk.assistant.synth.pointwise import BLOCKS, Block, write_pointwise
 from drk.assistant.synth.regions import Region, Rules, facts_of, plan, product_of
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.row_reduction import write_row
+from drk.assistant.synth.split_reduction import write_split
 from drk.assistant.synth.tiles import Tile, ranked_tiles
 from drk.gym.graph import Graph
 from drk.gym.schema import Candidate
@@ -86,13 +88,16 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
             tile = _tile(group, facts.metas, variant, multiprocessors)
             kernel = write_matmul(group, name, names, facts.metas, known, tile)
         else:
-            write = write_row if group.kind == "row" else write_pointwise
+            write = _WRITERS[group.kind]
             kernel = write(group, name, names, facts.metas, known, variant.block)
         owned |= set(kernel.outputs)
         steps.append(Step(group.nodes, kernel))
     kernels = tuple(step.kernel for step in steps if step.kernel is not None)
     summary = _summary(kernels, variant)
     return Compiled(write_module(rewritten, steps, names, summary), kernels, tuple(regions), variant.note)
+
+
+_WRITERS = {"row": write_row, "split": write_split, "pointwise": write_pointwise}
 
 
 def _tile(region: Region, metas: Any, variant: Variant, multiprocessors: int) -> Tile:
@@ -196,7 +201,7 @@ def _kernel_at(source: str, line: int) -> str:
     """Name of the launcher whose code, or whose kernel's code, stands at ``line`` (1-based), or an empty string."""
     for above in reversed(source.splitlines()[:line]):
         if above.startswith("def "):
-            return above[4:].split("(")[0].removesuffix("_kernel")
+            return re.sub(r"(_pass\d+)?(_kernel)?$", "", above[4:].split("(")[0])
     return ""
 
 

@@ -3,7 +3,7 @@
 Every fusible node starts alone; along the graph's edges two regions are merged whenever the union is again a region
 that a kernel can compute and no path leaves it and comes back. Kinds: ``matmul`` (one product, or two that share
 their left operand, with pointwise operators after it), ``row`` (reductions over the last dimensions with pointwise
-operators around them) and ``pointwise``.
+operators around them; ``split`` where rows are long or few) and ``pointwise``.
 
 A region walks its dimensions in an order of its own, its frame: reduced dimensions come last whichever they are, and
 channels come last where most tensors have them innermost. Left out: views inside a region, reductions behind a matrix
@@ -21,11 +21,15 @@ from typing import Any
 from drk.assistant.synth.domain import Operand, memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS, is_pointwise
-from drk.assistant.synth.frames import MAX_TRANSPOSED, Frame, choose_frame, transposed
+from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
 MAX_OPERANDS = 24
-REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var"})
+FEW_ROWS = 128
+FEW_ROWS_COLUMNS = 8192
+"""Up to so many rows of at least so many columns are taken in pieces."""
+REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var", "prod", "argmax", "argmin"})
+ARG_REDUCTIONS = frozenset({"argmax", "argmin"})
 
 
 @dataclass(frozen=True)
@@ -130,15 +134,16 @@ def reduced_dims(node: Node, metas: Mapping[str, TensorMeta]) -> tuple[tuple[int
         return None
     extra = set(node.kwargs) - {"correction", "keepdim", "dim"}
     dims = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    if (
-        extra
-        or source.dtype != node.meta.dtype
-        or (node.bare_op == "var" and node.kwargs.get("correction") not in (0, 1))
-    ):
+    place = node.bare_op in ARG_REDUCTIONS
+    if extra or node.meta.dtype != ("int64" if place else source.dtype):
+        return None
+    if node.bare_op == "var" and (node.op != "aten.var.correction" or node.kwargs.get("correction") not in (0, 1)):
         return None
     rank = len(source.shape)
     if dims is None or dims == ():
-        return None
+        if node.bare_op == "prod" or (place and rank > 1):
+            return None
+        dims = tuple(range(rank))
     wanted = tuple(sorted(dim % rank for dim in (dims if isinstance(dims, tuple) else (dims,))))
     keep = node.kwargs.get("keepdim", node.args[2] if len(node.args) > 2 else False)
     return wanted, keep is True
@@ -170,12 +175,20 @@ def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
     if inputs is None or outputs is None or len(inputs) + len(outputs) > MAX_OPERANDS:
         return None
     shape, columns = frame.shape, frame.columns
-    long = math.prod(shape[len(shape) - columns :]) > MAX_TRANSPOSED
-    if kind == "row" and long and any(transposed(item, columns) for item in inputs):
-        return None
+    if kind == "row" and _in_pieces(shape, columns, inputs):
+        kind = "split"
     used = {name for node in nodes for name in node.inputs()}
     scalars = {name: value for name, value in facts.scalars.items() if name in used}
     return Region(kind, tuple(nodes), shape, columns, inputs, outputs, dropped, tuple(products), scalars)
+
+
+def _in_pieces(shape: tuple[int, ...], columns: int, inputs: tuple[Operand, ...]) -> bool:
+    """Whether rows do not fit in registers, or are too few to keep the device busy with one program each."""
+    edge = len(shape) - columns
+    n_rows, n_cols = math.prod(shape[:edge]), math.prod(shape[edge:])
+    if any(transposed(item, columns) for item in inputs):
+        return n_cols > MAX_TRANSPOSED
+    return n_cols > MAX_COLUMNS or (n_cols >= FEW_ROWS_COLUMNS and n_rows <= FEW_ROWS)
 
 
 def _products_agree(products: list[Product], inside: set[str], facts: Facts, rules: Rules) -> bool:

@@ -6,14 +6,14 @@ A program holds ``BLOCK_M`` whole rows in registers (one row from about 2,000 co
 and every output written once, whatever the number of reductions. Variance is computed in two passes over the
 registers; sums are trees, not running sums.
 
-Left out: rows too long for registers (``MAX_COLUMNS`` of :mod:`drk.assistant.synth.frames`): they stay with PyTorch.
+Left out: rows too long for registers; :mod:`drk.assistant.synth.split_reduction` takes them in pieces.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from drk.assistant.synth.body import Body, KernelText, tidy
+from drk.assistant.synth.body import Body, KernelText
 from drk.assistant.synth.domain import group_size_text, index_lines
 from drk.assistant.synth.frames import transposed
 from drk.assistant.synth.launcher import (
@@ -29,6 +29,7 @@ from drk.assistant.synth.launcher import (
     shape_arguments,
 )
 from drk.assistant.synth.pointwise import Block
+from drk.assistant.synth.reducers import whole_lines
 from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.gym.graph import Node, TensorMeta
 
@@ -79,52 +80,8 @@ def _statements(body: Body) -> list[str]:
             continue
         lines += body.statements(pending)
         pending = []
-        lines += _reduction(body, node)
+        lines += whole_lines(body, node)
     return lines + body.statements(pending)
-
-
-def _reduction(body: Body, node: Node) -> list[str]:
-    source = body.text(node.args[0], "float")
-    name = body.names[node.name]
-    if node.bare_op in {"amax", "amin"}:
-        edge, reduce = ('float("-inf")', "max") if node.bare_op == "amax" else ('float("inf")', "min")
-        lines = [f"{name} = tl.{reduce}(tl.where(col_mask, {tidy(source)}, {edge}), axis=1)[:, None]"]
-        if _only_subtracted(body, node):
-            return lines
-        unordered = f"tl.max((col_mask & ({source} != {source})).to(tl.int32), axis=1)[:, None]"
-        return [*lines, f'{name} = tl.where({unordered} > 0, float("nan"), {name})  # NaN wins, as in torch']
-    total = f"tl.sum(tl.where(col_mask, {tidy(source)}, 0.0), axis=1)[:, None]"
-    if node.bare_op == "sum":
-        return [f"{name} = {total}"]
-    if node.bare_op == "mean":
-        return [f"{name} = {total} / n_cols"]
-    return _variance(body, node, source, total)
-
-
-def _only_subtracted(body: Body, node: Node) -> bool:
-    """Whether a maximum only centres its own row, as softmax does: NaN then comes through by itself."""
-    stored = {operand.value for operand in body.region.outputs}
-    readers = [other for other in body.region.nodes if node.name in other.inputs()]
-    centred = [other for other in readers if other.bare_op == "sub" and other.args[0] == node.args[0]]
-    return node.name not in stored and bool(centred)
-
-
-def _variance(body: Body, node: Node, source: str, total: str) -> list[str]:
-    name = body.names[node.name]
-    mean = next(
-        (
-            body.names[other.name]
-            for other in body.region.nodes
-            if other.bare_op == "mean" and other.args[0] == node.args[0]
-        ),
-        None,
-    )
-    centre = mean or f"{name}_mean"
-    lines = [] if mean else [f"{name}_mean = {total} / n_cols"]
-    count = "n_cols" if node.kwargs.get("correction") == 0 else "(n_cols - 1)"
-    lines.append(f"{name}_deviation = tl.where(col_mask, {tidy(f'{source} - {centre}')}, 0.0)")
-    lines.append(f"{name} = tl.sum({name}_deviation * {name}_deviation, axis=1)[:, None] / {count}")
-    return lines
 
 
 def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str], block: Block) -> list[str]:

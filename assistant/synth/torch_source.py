@@ -100,9 +100,9 @@ def _dynamic(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorMet
 
 
 def _reshaped(before: tuple[int, ...], after: tuple[int, ...], name: str) -> tuple[Any, ...]:
-    """Match dimensions from the left; equal ones and products of several become expressions of ``name.shape``."""
+    """Match dimensions from both ends; equal ones and products of several become expressions of ``name.shape``."""
     result: list[Any] = list(after)
-    source = 0
+    source = target = 0
     for target, size in enumerate(after):
         if source >= len(before):
             break
@@ -119,6 +119,10 @@ def _reshaped(before: tuple[int, ...], after: tuple[int, ...], name: str) -> tup
         if target == 0 and size and before[0] % size == 0:
             result[0] = -1
         break
+    for back in range(1, min(len(before) - source, len(after) - target) + 1):
+        if isinstance(result[-back], _Code) or result[-back] == -1 or before[-back] != after[-back]:
+            break
+        result[-back] = _Code(f"{name}.shape[{len(before) - back}]")
     return tuple(result)
 
 

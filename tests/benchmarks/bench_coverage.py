@@ -1,11 +1,11 @@
-"""What the builtin proposer does with every problem of a folder: captured, fused, compiled, correct, by its first proposal.
+"""What the builtin proposer's first proposal does with every problem of a folder: captured, fused, compiled, correct.
 
     python tests/benchmarks/bench_coverage.py tests/fixtures/problems --out coverage
     TRITON_INTERPRET=1 python tests/benchmarks/bench_coverage.py tests/fixtures/problems --out coverage
 
 The first form needs no data: reference and candidate run on the meta device, launches are compiled for ``--target`` at
-the problem's full size. It prints one line per problem: own kernels, torch operators left, estimated share of the bytes
-and of the roofline time that the kernels take, registers and spills, and what failed. The second form runs the candidate
+the problem's full size. It prints one line per problem: launches, torch operators left, estimated share of
+ the roofline time that the kernels take, registers and spills, and what failed. The second form runs the candidate
 under Triton's interpreter at reduced sizes and holds it against float64. Results are kept in ``--out`` by the
 candidate's text: what has not changed is not done again. Speeds are not measured here.
 """
@@ -26,7 +26,7 @@ import torch
 from drk.assistant.synth.propose import BuiltinProposer
 from drk.gym.coverage_estimate import DEFAULT_PEAK_TFLOPS
 from drk.gym.graph import graph_from_json
-from drk.gym.graph_cost import VIEWS, node_cost
+from drk.gym.graph_cost import VIEWS
 from drk.gym.runner.capture import capture
 
 BANDWIDTH_GBS = 4800.0
@@ -57,14 +57,6 @@ def graph_at(path):
     reference, inputs = reference_of(path, "meta")
     with torch.no_grad():
         return graph_from_json(json.loads(json.dumps(capture(reference, inputs))))
-
-
-def shares(graph, compiled_source):
-    """Operators that forward still calls, by name, and the share of bytes and time that kernels took over."""
-    metas = graph.metas()
-    costs = [(node, node_cost(node, metas)) for node in graph.nodes]
-    total = sum(cost.time_us(BANDWIDTH_GBS, DEFAULT_PEAK_TFLOPS) for _, cost in costs)
-    return total
 
 
 def static_check(path, source, target):
@@ -98,7 +90,7 @@ def static_check(path, source, target):
     reference, inputs = reference_of(path, "meta")
     with torch.no_grad(), Operators():
         reference(*inputs)
-    before, left = dict(left), left
+    before = dict(left)
     left.clear()
     file = Path(os.environ.get("TMPDIR", "/tmp")) / f"coverage_{hashlib.sha256(source.encode()).hexdigest()[:16]}.py"
     file.write_text(source)
@@ -138,7 +130,9 @@ def interpreter_check(path, source):
     with torch.no_grad():
         own = leaves(reference(*inputs))
         exact = copy.deepcopy(reference).double()
-        truth = leaves(exact(*(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in inputs)))
+        truth = leaves(
+            exact(*(t.double() if isinstance(t, torch.Tensor) and t.is_floating_point() else t for t in inputs))
+        )
         with device_remap("sm_90"), interpret("sm_90") as log:
             log.program_budget = 10**9
             candidate = load(file, file.stem).ModelNew().eval()
@@ -148,7 +142,9 @@ def interpreter_check(path, source):
     for mine, theirs, true in zip(got, own, truth, strict=True):
         if not isinstance(true, torch.Tensor):
             continue
-        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), f"{mine.shape} {mine.dtype}, not {theirs.shape}"
+        assert (mine.shape, mine.dtype) == (theirs.shape, theirs.dtype), (
+            f"{mine.shape} {mine.dtype}, not {theirs.shape}"
+        )
         if not true.is_floating_point():
             worst = max(worst, 0.0 if torch.equal(mine, theirs) else 1e9)
             continue

@@ -107,15 +107,6 @@ def test_strided_rows(check):
     check(Function(lambda _, x: F.softmax(x, -1)), torch.randn(6, 40)[:, ::2])
 
 
-def test_rows_beyond_registers_stay_torch(graph_of):
-    from drk.assistant.synth.module_writer import UnsupportedGraph
-    from drk.assistant.synth.propose import compile_graph, variants
-
-    graph = graph_of(Function(lambda _, x: F.softmax(x, -1)), torch.randn(1, MAX_COLUMNS + 1))
-    with pytest.raises(UnsupportedGraph):
-        compile_graph(graph, variants(graph)[0])
-
-
 @settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.lists(st.integers(1, 4), min_size=0, max_size=3), st.integers(2, 70), st.booleans())
 def test_any_shape(check, outer, columns, broadcast):

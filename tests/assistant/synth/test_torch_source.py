@@ -33,4 +33,4 @@ def test_sizes_follow_the_input():
         call(view, Ref("x"), (32, 7), before=(4, 8, 7), shape=(32, 7))
         == "x.reshape([x.shape[0] * x.shape[1], x.shape[2]])"
     )
-    assert call(view, Ref("x"), (4, 8, 7), before=(32, 7), shape=(4, 8, 7)) == "x.reshape([-1, 8, 7])"
+    assert call(view, Ref("x"), (4, 8, 7), before=(32, 7), shape=(4, 8, 7)) == "x.reshape([-1, 8, x.shape[1]])"

@@ -1,0 +1,201 @@
+"""Reductions in PyTorch's many forms, written as the few that kernels know.
+
+``std``, ``var`` by dimension, vector norms of order 1, 2 and infinity, ``max`` and ``min`` with their indices, cosine
+similarity, pairwise distances, and pooling to a single element. Rules have the form that
+:mod:`drk.assistant.synth.decompositions` describes.
+
+Left out: other orders of norms, and variances with corrections other than 0 and 1.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+from drk.assistant.synth.draft import Draft
+from drk.assistant.synth.expression import FLOATS
+from drk.gym.graph import Node, Ref, TensorMeta
+
+Rule = Callable[[Node, Draft], Ref | None]
+
+
+def reducible(meta: TensorMeta, dims: Any) -> tuple[int, ...] | None:
+    """Return ``dims`` (all, for None and ``()``) as sorted negative indices when kernels can reduce them, else None."""
+    rank = len(meta.shape)
+    items = dims if isinstance(dims, tuple) else (dims,)
+    if dims is None or dims == ():
+        items = tuple(range(rank))
+    wanted = sorted(dim - rank if dim >= 0 else dim for dim in items)
+    if not wanted or meta.dtype not in FLOATS:
+        return None
+    return tuple(wanted) if 2 <= math.prod(meta.shape[dim] for dim in wanted) < 2**31 else None
+
+
+def argument(node: Node, index: int, name: str, default: Any) -> Any:
+    """A positional or keyword argument of a node."""
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+def vector_norm(node: Node, draft: Draft, x: Ref, order: float, dims: tuple[int, ...], *, keep: bool) -> Ref | None:
+    """Emit a norm of ``x`` over ``dims``; None for orders that are not written out."""
+    if order == 2:
+        square = draft.emit(node, "square", "pow.Tensor_Scalar", x, 2)
+        return draft.emit(
+            node, "norm", "sqrt.default", draft.emit(node, "squares", "sum.dim_IntList", square, dims, keep)
+        )
+    size = draft.emit(node, "magnitude", "abs.default", x)
+    if order == 1:
+        return draft.emit(node, "norm", "sum.dim_IntList", size, dims, keep)
+    return draft.emit(node, "norm", "amax.default", size, dims, keep) if order == math.inf else None
+
+
+def _linalg_vector_norm(node: Node, draft: Draft) -> Ref | None:
+    x, order, wanted = node.args[0], argument(node, 1, "ord", 2), argument(node, 2, "dim", None)
+    dims = reducible(draft.metas[x.name], wanted)
+    if dims is None or node.kwargs.get("dtype"):
+        return None
+    return vector_norm(node, draft, x, order, dims, keep=argument(node, 3, "keepdim", False) is True)
+
+
+def _norm(node: Node, draft: Draft) -> Ref | None:
+    """``aten.norm``: (x, p, dim, keepdim), p may be None."""
+    if node.kwargs.get("dtype"):
+        return None
+    x, order = node.args[0], argument(node, 1, "p", 2)
+    dims = reducible(draft.metas[x.name], argument(node, 2, "dim", None))
+    keep = argument(node, 3, "keepdim", False) is True
+    return None if dims is None else vector_norm(node, draft, x, 2 if order is None else order, dims, keep=keep)
+
+
+def _variance(node: Node, draft: Draft) -> Ref | None:
+    overload = node.op.split(".")[-1]
+    if overload == "correction":
+        if node.bare_op == "var":
+            return None
+        dims, correction = argument(node, 1, "dim", None), node.kwargs.get("correction")
+        keep = node.kwargs.get("keepdim", False)
+    elif overload in {"default", "dim"}:
+        rest = node.args[1:] if overload == "dim" else (None, *node.args[1:])
+        dims = rest[0]
+        correction = 0 if argument_of(rest, 1, node.kwargs.get("unbiased", True)) is False else 1
+        keep = argument_of(rest, 2, node.kwargs.get("keepdim", False))
+    else:
+        return None
+    x, correction = node.args[0], 1 if correction is None else correction
+    wanted = reducible(draft.metas[x.name], dims)
+    if wanted is None or correction not in (0, 1):
+        return None
+    made = draft.emit(node, "variance", "var.correction", x, wanted, correction=correction, keepdim=keep is True)
+    return made if node.bare_op == "var" else draft.emit(node, "deviation", "sqrt.default", made)
+
+
+def argument_of(items: tuple[Any, ...], index: int, default: Any) -> Any:
+    """``items[index]`` or ``default``."""
+    return items[index] if len(items) > index else default
+
+
+def _extreme(node: Node, draft: Draft) -> Ref | None:
+    """``max(x, dim, keepdim)`` gives values and indices; ``max(x)`` the largest of all."""
+    x, side = node.args[0], node.bare_op
+    if not isinstance(x, Ref) or x.name not in draft.metas or draft.metas[x.name].dtype not in FLOATS:
+        return None
+    if node.op.endswith(".default"):
+        dims = reducible(draft.metas[x.name], None)
+        return None if dims is None else draft.emit(node, f"{side}imum", f"a{side}.default", x, dims, False)
+    if node.op.split(".")[-1] == "other":
+        return draft.emit(node, f"{side}imum", f"{side}imum.default", x, node.args[1])
+    if node.op.split(".")[-1] != "dim" or reducible(draft.metas[x.name], node.args[1]) is None:
+        return None
+    dim, keep = node.args[1], argument(node, 2, "keepdim", False) is True
+    draft.renamed[f"{node.name}[0]"] = draft.emit(node, f"row_{side}", f"a{side}.default", x, (dim,), keep).name
+    draft.renamed[f"{node.name}[1]"] = draft.emit(node, f"row_arg{side}", f"arg{side}.default", x, dim, keep).name
+    return None
+
+
+def _pool_to_one(node: Node, draft: Draft) -> Ref | None:
+    x, size = node.args[0], node.args[1]
+    meta = draft.metas.get(x.name)
+    sizes = size if isinstance(size, tuple) else (size,)
+    if meta is None or set(sizes) != {1} or len(meta.shape) <= len(sizes):
+        return None
+    dims = reducible(meta, tuple(range(-len(sizes), 0)))
+    if dims is None:
+        return None
+    if "max" not in node.bare_op:
+        return draft.emit(node, "pooled", "mean.dim", x, dims, True)
+    draft.renamed[f"{node.name}[0]"] = draft.emit(node, "pooled", "amax.default", x, dims, True).name
+    return None
+
+
+def _cosine_similarity(node: Node, draft: Draft) -> Ref | None:
+    left, right = node.args[:2]
+    dims = reducible(draft.metas[left.name], argument(node, 2, "dim", 1))
+    if dims is None or draft.metas[left.name] != draft.metas[right.name]:
+        return None
+    eps = argument(node, 3, "eps", 1e-8)
+    parts = []
+    for x in (left, right):
+        square = draft.emit(node, "square", "pow.Tensor_Scalar", x, 2)
+        length = draft.emit(
+            node, "length", "sqrt.default", draft.emit(node, "squares", "sum.dim_IntList", square, dims, True)
+        )
+        parts.append(
+            draft.emit(node, "unit", "div.Tensor", x, draft.emit(node, "bounded", "clamp_min.default", length, eps))
+        )
+    product = draft.emit(node, "product", "mul.Tensor", *parts)
+    return draft.emit(node, "similarity", "sum.dim_IntList", product, dims, False)
+
+
+def _pairwise_distance(node: Node, draft: Draft) -> Ref | None:
+    left, right = node.args[:2]
+    if draft.metas[left.name].shape != draft.metas[right.name].shape:
+        return None
+    order, eps = argument(node, 2, "p", 2.0), argument(node, 3, "eps", 1e-6)
+    return distance(node, draft, (left, right), order, eps, keep=argument(node, 4, "keepdim", False) is True)
+
+
+def distance(
+    node: Node, draft: Draft, pair: tuple[Ref, Ref], order: float, eps: float, *, keep: bool = False
+) -> Ref | None:
+    """``norm(left - right + eps)`` over the last dimension."""
+    dims = reducible(draft.metas[pair[0].name], -1)
+    if dims is None or order not in (1, 2):
+        return None
+    apart = draft.emit(node, "apart", "add.Scalar", draft.emit(node, "difference", "sub.Tensor", *pair), eps)
+    return vector_norm(node, draft, apart, order, dims, keep=keep)
+
+
+def _broadcast_tensors(node: Node, draft: Draft) -> Ref | None:
+    """Results that have their source's shape already are their sources."""
+    for index, (source, meta) in enumerate(zip(node.args[0], node.metas, strict=True)):
+        if meta is not None and draft.metas[source.name].shape == meta.shape:
+            draft.renamed[f"{node.name}[{index}]"] = source.name
+    return None
+
+
+REDUCTION_RULES: Mapping[str, Rule] = {
+    "linalg_vector_norm": _linalg_vector_norm,
+    "norm": _norm,
+    "frobenius_norm": lambda node, draft: _norm(_with_order(node), draft),
+    "var": _variance,
+    "std": _variance,
+    "max": _extreme,
+    "min": _extreme,
+    "adaptive_avg_pool1d": _pool_to_one,
+    "adaptive_avg_pool2d": _pool_to_one,
+    "adaptive_avg_pool3d": _pool_to_one,
+    "adaptive_max_pool1d": _pool_to_one,
+    "adaptive_max_pool2d": _pool_to_one,
+    "adaptive_max_pool3d": _pool_to_one,
+    "cosine_similarity": _cosine_similarity,
+    "pairwise_distance": _pairwise_distance,
+    "broadcast_tensors": _broadcast_tensors,
+}
+"""Rules by operator."""
+
+
+def _with_order(node: Node) -> Node:
+    """``frobenius_norm(x, dim, keepdim)`` in the argument order of ``norm``."""
+    return replace(node, args=(node.args[0], 2, *node.args[1:]))
