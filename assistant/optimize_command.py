@@ -45,6 +45,7 @@ from drk.assistant.model_options import (
 )
 from drk.assistant.optimize import Answer, Plan, begin_run, recorded_source
 from drk.assistant.optimize import optimize as search_and_write
+from drk.assistant.profile_choice import choose_profiled
 from drk.assistant.proposers import Proposer, opened
 from drk.assistant.replay import read_recording
 from drk.assistant.runs import ADVICE, LATEST, Run, open_run
@@ -94,6 +95,9 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     sandbox: Annotated[str | None, typer.Option(help="strict, standard or basic.")] = None,
     runs_dir: Annotated[Path | None, typer.Option(help="Where run folders go (default .drk/runs).")] = None,
     write: Annotated[bool, typer.Option("--write", help="Apply the artefact to your file.")] = False,
+    from_profile: Annotated[
+        bool, typer.Option("--from-profile", help="What a profile calls hottest (TARGET: its id, or a target of it).")
+    ] = False,
     resume: Annotated[bool, typer.Option("--resume", help="Go on with a run (the latest, or the one named).")] = False,
     events: Annotated[Literal["jsonl"] | None, typer.Option(help="Stream events to stdout.")] = None,
     output: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print the result.")] = "text",
@@ -109,12 +113,18 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
       drk optimize model.py                     the file's module, inputs from example_inputs or get_inputs
       drk optimize model.py:Net --input 'x=f32[128,1024]' --init dim=1024
       drk optimize model.py --write             and apply the result to your file
+      drk optimize --from-profile               the module that the latest drk profile calls hottest
       drk optimize --resume                     go on with the latest run
     """
     flags = _flags(precision, device, arch, turns, max_time, model, seeds, sandbox, runs_dir)
     asked = {"inputs": inputs or [], "init": init or [], "mode": mode, "factory": factory}
     told = _Told(base_url, model_option or (), builtin_first, hint or (), from_file or (), max_cost, max_gpu_seconds)
-    _run(ctx, _Request(target, flags, asked, state_dict, samples, resume, write, events, output, out_file, told))
+    _run(
+        ctx,
+        _Request(
+            target, flags, asked, state_dict, samples, from_profile, resume, write, events, output, out_file, told
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -157,6 +167,7 @@ class _Request:
     asked: Mapping[str, Any]
     state_dict: Path | None
     samples: int | None
+    from_profile: bool
     resume: bool
     write: bool
     events: Literal["jsonl"] | None
@@ -179,14 +190,18 @@ def _run(ctx: typer.Context, request: _Request) -> None:
         run, plan, settings = _resume(request.target, settings, given, request.samples)
         told = request.told.resolve({**run.config, **(run.advice or {})})
         run.write(ADVICE, (json.dumps(told, indent=1) + "\n").encode())
-    elif request.target is None:
+    elif request.target is None and not request.from_profile:
         raise UsageError("no target is named", help="drk optimize model.py, or model.py:Class")
     else:
         samples = request.samples or SAMPLES
-        plan = _plan(request.target, settings, request.asked, request.state_dict, samples)
+        if request.from_profile:
+            target, plan = _profiled_plan(console, request.target, settings, samples)
+        else:
+            target = request.target or ""
+            plan = _plan(target, settings, request.asked, request.state_dict, samples)
         told = request.told.resolve({})
         _proposer(settings, told)  # what is wrong with it is told before anything is written
-        config = {"target": request.target, **request.asked, "samples": samples, "settings": _kept(settings), **told}
+        config = {"target": target, **request.asked, "samples": samples, "settings": _kept(settings), **told}
         run = begin_run(plan, settings.runs_dir, config)
     plan = _with_told(plan, told, request.told.candidates())
     answer = _search(console, plan, run, settings, _proposer(settings, told), request.events)
@@ -240,6 +255,17 @@ def _plan(target: str, settings: Settings, asked: Mapping[str, Any], state_dict:
     words += ["--state-dict", str(state_dict.resolve())] if state_dict else []
     source = SourceFile(_root_of(path, task), task.entry, data)
     return _as_plan(task, source, settings, samples, words)
+
+
+def _profiled_plan(console: Console, name: str | None, settings: Settings, samples: int) -> tuple[str, Plan]:
+    """Return the target of a stored profile and the plan for it."""
+    chosen = choose_profiled(name)
+    share = f"{100 * chosen.share:.0f} % of the time in profile {chosen.profile}"
+    console.info(f"{chosen.target}: {share}, called with {chosen.kind.text}")
+    if chosen.other_kinds:
+        console.warn(f"it is also called in {chosen.other_kinds} other ways, which are not looked at")
+    task = replace(chosen.task, precision=settings.precision, tolerance=settings.tolerance)
+    return chosen.target, _as_plan(task, chosen.source(), settings, samples, chosen.verify_words())
 
 
 def _root_of(path: Path, task: Task) -> Path:

@@ -16,54 +16,41 @@ import json
 import os
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import torch
+import torch.profiler
+from torch.utils import _pytree
+
+import drk.gym
+from drk.assistant.profile_hooks import ProfileRecorder, watch
+from drk.assistant.profile_marks import own_work
+from drk.assistant.profile_request import Request, read_request
+from drk.gym.errors import GymError
+from drk.gym.runner import loading, remap, values
+from drk.gym.runner.entry import describe_exception
+from drk.gym.runner.execute import CallOptions, call_context
+from drk.gym.runner.failures import LoadFailure
 from drk.gym.sandbox import Layers, Policy, enter, probe, require
-
-if TYPE_CHECKING:
-    from drk.assistant.profile_hooks import ProfileRecorder
 
 WARMUP = 2
 SEED = 20_260_101
 
 
-@dataclass(frozen=True)
-class Request:
-    """What to run: ``meta`` is the Task's JSON without sources and tensors."""
-
-    meta: dict[str, Any]
-    device: str
-    gpu: str
-    level: str
-    target: str
-    steps: int
-    window_s: float
-    clean_s: float
-    memory_bytes: int
-    threads: int
-
-
-def read_request(folder: Path) -> Request:
-    """Read ``request.json``."""
-    return Request(**json.loads((folder / "request.json").read_text(encoding="utf-8")))
-
-
 def main(folder: Path) -> int:
     """Do it all; return the process's exit code."""
     request = read_request(folder)
-    layers = probe()  # needs a process with one thread: before torch
-    require(layers, request.level)  # type: ignore[arg-type]
-    if request.gpu:
-        os.environ["CUDA_VISIBLE_DEVICES"] = request.gpu
-    import torch
-
-    torch.set_num_threads(request.threads)
-    _enter(folder, request, layers)
-    from drk.gym.runner.entry import describe_exception
-    from drk.gym.runner.failures import LoadFailure
-
+    try:
+        layers = probe()
+        require(request.level, layers)
+        if request.gpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = request.gpu
+        _enter(folder, request, layers)  # needs a process with one thread, and everything of drk imported
+        torch.set_num_threads(request.threads)
+        os.environ["KINETO_LOG_LEVEL"] = "99"  # its start and stop messages would stand among the user's own
+    except (GymError, OSError) as error:
+        return _fail(folder, {"kind": "sandbox", "message": str(error), "help": getattr(error, "help", "")})
     try:
         run(folder, request)
     except LoadFailure as failure:
@@ -77,7 +64,7 @@ def main(folder: Path) -> int:
 def _enter(folder: Path, request: Request, layers: Layers) -> None:
     policy = Policy(
         scratch=folder,
-        level=request.level,  # type: ignore[arg-type]
+        level=request.level,
         memory_bytes=request.memory_bytes,
         gpu=bool(request.gpu),
         keep_fds=(1, 2),
@@ -97,16 +84,9 @@ def run(folder: Path, request: Request) -> None:
     Raises:
         LoadFailure: the user's code cannot be loaded.
     """
-    import torch
-
-    import drk.gym
-    from drk.assistant.profile_hooks import ProfileRecorder, watch
-    from drk.gym.runner import loading, remap, values
-    from drk.gym.runner.execute import CallOptions, call_context
-
     on_gpu = request.device != "cpu"
     library = (str(Path(next(iter(drk.gym.__path__))).resolve()),)
-    recorder = ProfileRecorder(folder, WARMUP + request.steps, request.window_s, library)
+    recorder = ProfileRecorder(folder, WARMUP + request.steps, request.window_s, library, on_gpu=on_gpu)
     with contextlib.ExitStack() as stack:
         if not on_gpu:
             stack.enter_context(remap.device_remap(request.target))
@@ -132,8 +112,6 @@ def run(folder: Path, request: Request) -> None:
 
 def _repeat(recorder: ProfileRecorder, request: Request, step: Any) -> None:
     """Call until the window has closed and the clock has seen enough; the last calls only show when steps end."""
-    import torch
-
     began = time.monotonic()
     for _ in range(WARMUP + request.steps + 1):
         step()
@@ -148,14 +126,10 @@ def _repeat(recorder: ProfileRecorder, request: Request, step: Any) -> None:
 
 
 def _step(module: Any, args: list[Any], kwargs: dict[str, Any], *, training: bool) -> None:
-    import torch
-
-    from drk.assistant.profile_marks import own_work
-
     output = module(*args, **kwargs)
     if not training:
         return
-    leaves = [leaf for leaf in torch.utils._pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
+    leaves = [leaf for leaf in _pytree.tree_leaves(output) if isinstance(leaf, torch.Tensor)]
     leaves = [leaf for leaf in leaves if leaf.requires_grad]
     if leaves:
         with own_work():

@@ -30,7 +30,7 @@ from typing import Any
 from drk.assistant.capture_recorder import before_hard_exit
 from drk.assistant.capture_values import ValueWriter, autocast_dtype, value_range
 from drk.assistant.profile_marks import LineTable, own_work
-from drk.assistant.profile_window import Window
+from drk.assistant.profile_window import Window, uses_gpu
 
 MAX_KINDS = 16
 MAX_MODULES = 20_000
@@ -83,13 +83,21 @@ class Entry:
 class ProfileRecorder:
     """What was seen in this process. ``settings``: ``steps`` of the window, ``window_s`` its longest time."""
 
-    def __init__(self, folder: Path, steps: int, window_s: float, library_roots: tuple[str, ...] = ()) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        steps: int,
+        window_s: float,
+        library_roots: tuple[str, ...] = (),
+        *,
+        on_gpu: bool | None = None,
+    ) -> None:
         self.folder = folder
         self.pid = os.getpid()
         self.active = True
         self.torch = sys.modules["torch"]
         self.lines = LineTable(library_roots)
-        self.window = Window(folder, self.lines, steps, window_s)
+        self.window = Window(folder, self.lines, steps, window_s, on_gpu)
         self.values = ValueWriter(folder, MAX_DATA_BYTES)
         self.entries: dict[int, Entry] = {}
         self.all_entries: list[Entry] = []
@@ -242,7 +250,7 @@ class ProfileRecorder:
             "main": str(getattr(sys.modules.get("__main__"), "__file__", "") or ""),
             "argv": list(sys.argv),
             "cwd": str(Path.cwd()),
-            "environment": environment_facts(self.torch),
+            "environment": environment_facts(self.torch, self.window.on_gpu),
             "modules": [entry.to_json() for entry in self.all_entries],
             "inits": self.inits,
             "lines": self.lines.rows,
@@ -283,9 +291,9 @@ class ProfileRecorder:
         self.write()
 
 
-def environment_facts(torch: Any) -> dict[str, Any]:
+def environment_facts(torch: Any, on_gpu: bool | None = None) -> dict[str, Any]:
     """Return what the program ran on."""
-    gpu = torch.cuda.is_available() and torch.cuda.is_initialized()
+    gpu = uses_gpu(torch, on_gpu)
     return {
         "torch": str(torch.__version__),
         "cuda": str(torch.version.cuda or ""),
@@ -295,6 +303,11 @@ def environment_facts(torch: Any) -> dict[str, Any]:
         "tf32_matmul": bool(torch.backends.cuda.matmul.allow_tf32),
         "tf32_conv": bool(torch.backends.cudnn.allow_tf32),
     }
+
+
+def is_watched(module_class: Any) -> bool:
+    """Whether a recorder watches already."""
+    return getattr(module_class.__call__, "drk_recorder", None) is not None
 
 
 def watch(module_class: Any, recorder: ProfileRecorder) -> Any:
@@ -331,6 +344,7 @@ def watch(module_class: Any, recorder: ProfileRecorder) -> Any:
         else:
             module_class.__new__ = new
 
+    __call__.drk_recorder = recorder  # type: ignore[attr-defined]
     module_class.__call__, module_class.__new__ = __call__, __new__
     return restore
 

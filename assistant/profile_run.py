@@ -11,9 +11,10 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import sys
 import tempfile
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import IO, Any
 
@@ -21,8 +22,8 @@ from drk.assistant.capture_launch import CommandEnd, command_words, prepare, run
 from drk.assistant.errors import EnvironmentFault, Interrupted, TargetError
 from drk.assistant.intake import locate, split_target
 from drk.assistant.profile_build import Asked, build_report, own_prefixes
-from drk.assistant.profile_driver import Request
 from drk.assistant.profile_recording import Recording, moved, read_faults, read_recordings
+from drk.assistant.profile_request import Request, write_request
 from drk.assistant.profile_tasks import SavedTask, describe, with_tasks
 from drk.assistant.profile_trace import Trace, analyse, read_events
 from drk.assistant.report import Method, Report
@@ -32,6 +33,7 @@ from drk.gym.devices import list_gpus
 from drk.gym.engine import resolve_device
 from drk.gym.reference import task_meta
 from drk.gym.schema import Precision, Task
+from drk.gym.zygote_client import zygote_environment
 
 STEPS = 5
 WINDOW_S = 60.0
@@ -122,8 +124,17 @@ class CaptureFailed(TargetError):
         if end.ended == "time-limit":
             help_text = "give it more time with --max-time, or fewer steps of its own"
         elif end.ended == "crashed":
-            help_text = "run it without drk profile first; its own message stands above"
+            help_text = "run it without drk profile first; its own message stands above" + _other_python(command)
         super().__init__(f"nothing was recorded of: {command}", kind="capture", cause=cause, help=help_text)
+
+
+def _other_python(command: str) -> str:
+    """Return a sentence when the command's Python is not this one, which is often why torch is missing."""
+    word = command_words(command)[0]
+    found = shutil.which(word)
+    if not Path(word).name.startswith("python") or found is None or Path(found) == Path(sys.executable):
+        return ""
+    return f"\n{word} is {found}; drk runs on {sys.executable}, which --capture train.py would use"
 
 
 def _process_notes(recordings: list[Recording], end: CommandEnd) -> tuple[str, ...]:
@@ -170,8 +181,8 @@ def profile_target(task: Task, target: str, settings: Settings, wanted: Wanted) 
             memory_bytes=MEMORY_BYTES,
             threads=os.cpu_count() or 1,
         )
-        (folder / "request.json").write_text(json.dumps(asdict(request)), encoding="utf-8")
-        environment = {"KINETO_LOG_LEVEL": "99", **os.environ}
+        write_request(folder, request)
+        environment = zygote_environment("gpu")
         words = [sys.executable, "-m", "drk.assistant.profile_driver", str(folder)]
         end = run_watched(words, environment, max_time_s=wanted.max_time_s, stdout=sys.stderr, option="drk profile")
         recordings = _told(folder, end, root, target)
@@ -204,6 +215,8 @@ def _told(folder: Path, end: CommandEnd, root: Path, target: str) -> list[Record
     failure = folder / "failure.json"
     if failure.exists():
         facts = json.loads(failure.read_text(encoding="utf-8"))
+        if facts.get("kind") == "sandbox":
+            raise EnvironmentFault(str(facts.get("message")), kind="sandbox", help=str(facts.get("help") or ""))
         file = str(facts.get("file") or "").removeprefix("src/")
         raise TargetError(
             str(facts.get("message")),
@@ -233,6 +246,22 @@ def _shown(path: Path) -> str:
 def _inputs_text(recording: Recording) -> str:
     kinds = recording.modules[0].kinds if recording.modules else ()
     return describe(kinds[0]) if kinds else ""
+
+
+# --- a block of code in this process -----------------------------------------------------------------------------
+
+
+def finish_block(folder: Path, wanted: Wanted, title: str, *, crashed: bool) -> tuple[Report, Path]:
+    """Report what a recorder of this process left in ``folder``.
+
+    Raises:
+        TargetError: torch.profiler could not run; the cause is its own message.
+    """
+    recording = read_recordings(folder)[0]
+    if recording.window.state != "closed":
+        raise TargetError("the block could not be profiled", kind="capture", cause=recording.window.reason)
+    method = Method(source="notebook", times_are="cpu", steps=0, ended="crashed" if crashed else "finished")
+    return finish(recording, folder, Asked("", title, Path.cwd(), method, wanted.target), wanted)
 
 
 # --- the end of both ---------------------------------------------------------------------------------------------

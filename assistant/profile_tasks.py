@@ -19,7 +19,7 @@ from typing import Any
 
 from drk.assistant.errors import DrkError
 from drk.assistant.input_capture import ArgumentReader, UnsupportedArgument
-from drk.assistant.input_language import format_argument
+from drk.assistant.input_language import format_argument, is_integer
 from drk.assistant.intake import constructor_inputs, locate_target
 from drk.assistant.profile_recording import RecordedKind, RecordedModule, Recording
 from drk.assistant.report import InputKind, ModuleRow, Report
@@ -44,12 +44,16 @@ class SavedTask:
 
 @dataclass(frozen=True)
 class _Target:
-    """Modules that are one target: ``label`` is ``file:Class`` or ``file:Root.part``, relative to the root folder."""
+    """Modules that are one target: ``label`` is ``file:Class`` or ``file:Root.part``, relative to the root folder.
+
+    ``init`` is how it was built; ``part`` the other form of a class, as a part of its root, for when that is not known.
+    """
 
     label: str
     init: int | None
     modules: tuple[RecordedModule, ...]
     share: float
+    part: _Target | None = None
 
 
 def with_tasks(
@@ -68,11 +72,11 @@ def with_tasks(
     names = recording.module_names()
     targets = _targets(report, recording, names)
     for target in targets:
-        kinds = writer.kinds(target)
+        label, kinds = writer.kinds(target)
         for module in target.modules:
             name = names[module.id]
             if name in rows:
-                label = target.label if any(kind.task for kind in kinds) else ""
+                label = label if any(kind.task for kind in kinds) else ""
                 rows[name] = replace(rows[name], inputs=_own(module, kinds, writer), target=label)
     seen = {module.id for target in targets for module in target.modules}
     for module in recording.modules:
@@ -101,10 +105,12 @@ def _targets(report: Report, recording: Recording, names: dict[int, str]) -> lis
             parts += 1
             key = (label, by_id[module.root].init)
         found.setdefault(key, []).append(module)
-    targets = [
-        _Target(label, init, tuple(modules), sum(rows[names[one.id]].times.share for one in modules))
-        for (label, init), modules in found.items()
-    ]
+    targets = []
+    for (label, init), modules in found.items():
+        share = sum(rows[names[one.id]].times.share for one in modules)
+        other = _part_label(modules[0], by_id, rows, names, places)
+        part = _Target(other, by_id[modules[0].root].init, (modules[0],), share) if other else None
+        targets.append(_Target(label, init, tuple(modules), share, part))
     return sorted(targets, key=lambda target: -target.share)[: MAX_TARGETS + MAX_PARTS]
 
 
@@ -133,8 +139,12 @@ class _Writer:
         self.precision = precision
         self.saved: list[SavedTask] = []
 
-    def kinds(self, target: _Target) -> list[InputKind]:
-        """Save a Task for each kind of call of a target, the most frequent first; return what reports say of them."""
+    def kinds(self, target: _Target) -> tuple[str, list[InputKind]]:
+        """Save a Task for each kind of call of a target, the most frequent first.
+
+        Returns:
+            What ``drk optimize`` takes, and what reports say of the kinds.
+        """
         merged: dict[str, tuple[RecordedKind, int]] = {}
         for module in target.modules:
             for kind in module.kinds:
@@ -144,7 +154,12 @@ class _Writer:
         order = sorted(merged.values(), key=lambda item: -item[1])
         total = sum(count for _, count in order)
         built = self._built(target)
-        return [
+        label = target.label
+        if isinstance(built, str) and target.part is not None:
+            as_part = self._built(target.part)
+            if not isinstance(as_part, str):
+                built, label = as_part, target.part.label
+        return label, [
             self._kind(kind, count, built if number < MAX_KINDS else "it is one of many kinds of calls", count / total)
             for number, (kind, count) in enumerate(order)
         ]
@@ -171,6 +186,7 @@ class _Writer:
         mode: Mode = "train" if kind.training else "eval"
         facts = InputKind(
             text=describe(kind),
+            arguments=arguments(kind),
             count=count,
             mode=mode,
             grad=kind.grad,
@@ -237,14 +253,25 @@ def _tensors(kind: RecordedKind) -> list[dict[str, Any]]:
     return found
 
 
+def arguments(kind: RecordedKind) -> tuple[str, ...]:
+    """Return the arguments in the form of ``--input``; ``<Type>`` where there is no form.
+
+    Integers get the range that was seen where the recorder looked at it (the first tensors that are no part of others).
+    """
+    ranges = iter(kind.ranges)
+    words = []
+    for name, item in [*(("", item) for item in kind.args), *kind.kwargs.items()]:
+        seen = next(ranges, None) if item["kind"] == "tensor" else None
+        words.append((f"{name}=" if name else "") + _word(item, seen))
+    return tuple(words)
+
+
 def describe(kind: RecordedKind) -> str:
-    """Return the arguments in the form of ``--input``, joined by blanks; ``<Type>`` where there is no form."""
-    words = [_word(item) for item in kind.args]
-    words += [f"{name}={_word(item)}" for name, item in kind.kwargs.items()]
-    return " ".join(words)
+    """Return the arguments joined by blanks."""
+    return " ".join(arguments(kind))
 
 
-def _word(item: dict[str, Any]) -> str:
+def _word(item: dict[str, Any], seen: tuple[float, float] | None) -> str:
     if item["kind"] == "unsupported":
         return f"<{item.get('type', '?')}>"
     try:
@@ -252,7 +279,7 @@ def _word(item: dict[str, Any]) -> str:
     except UnsupportedArgument as error:
         return f"<{error}>"
     if isinstance(argument, TensorSpec):
-        argument = replace(argument, requires_grad=False)
-        if argument.fill in ("integers", "bernoulli"):
-            argument = replace(argument, fill="normal", low=None, high=None)
+        argument = replace(argument, requires_grad=False, low=None, high=None, fill="normal")
+        if is_integer(argument.dtype) and seen is not None:
+            argument = replace(argument, low=seen[0], high=seen[1] + 1, fill="integers")
     return format_argument(argument)

@@ -21,10 +21,21 @@ from typing import Any
 from drk.assistant.profile_marks import MARK, LineTable, ModeSlot, compiles, range_maker
 
 
-class Window:
-    """One profiler window of this process. ``state``: ``waiting``, ``open``, ``closed`` or ``refused``."""
+def uses_gpu(torch: Any, told: bool | None) -> bool:
+    """Whether this process works on a GPU; ``told`` is the answer of whoever knows."""
+    return bool(torch.cuda.is_available() and torch.cuda.is_initialized()) if told is None else told
 
-    def __init__(self, folder: Path, lines: LineTable, steps: int, max_seconds: float) -> None:
+
+class Window:
+    """One profiler window of this process. ``state``: ``waiting``, ``open``, ``closed`` or ``refused``.
+
+    ``on_gpu`` says whether kernels are to be recorded; null asks torch when the window opens.
+    """
+
+    def __init__(
+        self, folder: Path, lines: LineTable, steps: int, max_seconds: float, on_gpu: bool | None = None
+    ) -> None:
+        self.on_gpu = on_gpu
         self.folder = folder
         self.lines = lines
         self.steps = steps
@@ -43,9 +54,7 @@ class Window:
         """Start the profiler."""
         torch = sys.modules["torch"]
         kinds = torch.profiler.ProfilerActivity
-        activities = [kinds.CPU]
-        if torch.cuda.is_available() and torch.cuda.is_initialized():
-            activities.append(kinds.CUDA)
+        activities = [kinds.CPU, kinds.CUDA] if uses_gpu(torch, self.on_gpu) else [kinds.CPU]
         profiler = torch.profiler.profile(activities=activities, record_shapes=True)
         try:
             profiler.start()

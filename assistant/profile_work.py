@@ -194,7 +194,7 @@ def _flops(call: OpCall) -> int:
 
 def roof_of(facts: DeviceFacts, *, running: bool) -> Roof:
     """Return a device's roofs from its data sheet; they are estimates also where the device is the one that runs."""
-    name = facts.name if running else f"{facts.name} (estimate: not this machine)"
+    name = facts.name if running else f"{facts.name}, which is not in this machine"
     return Roof(name, facts.bandwidth_gb_s, dict(facts.peak_tflops), "estimated", facts.source)
 
 

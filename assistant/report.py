@@ -115,9 +115,9 @@ class KernelRow:
 class InputKind:
     """One kind of call of a module: what it was called with and how often.
 
-    ``text`` is in the form of ``--input`` (``f32[8,128]``, arguments joined by a blank); ``ranges`` one ``(low, high)``
-    per tensor, null where it was not looked at. ``task`` is the folder of the saved Task, relative to the profile's
-    task folder, or null when the call has no form as a Task (``reason`` says why).
+    ``arguments`` are in the form of ``--input`` (``f32[8,128]``), one each; ``text`` joins them by a blank. ``ranges``
+    has one ``(low, high)`` per tensor, null where it was not looked at. ``task`` is the folder of the saved Task,
+    relative to the profile's task folder, or null when the call has no form as a Task (``reason`` says why).
     """
 
     text: str
@@ -125,6 +125,7 @@ class InputKind:
     mode: Literal["eval", "train"]
     grad: bool
     autocast: str | None = None
+    arguments: tuple[str, ...] = ()
     dtypes: tuple[str, ...] = ()
     ranges: tuple[tuple[float, float] | None, ...] = ()
     task: str | None = None

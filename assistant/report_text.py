@@ -17,8 +17,10 @@ BAR = 10
 def render_text(report: Report, *, rows: int = ROWS) -> str:
     """Return the report as lines of text; ``rows`` limits each table."""
     parts = [report.verdict, "", _header(report)]
-    parts += _section("modules", _modules(report, rows))
-    parts += _section("kernels" if report.method.times_are == "device" else "operators", _kernels(report, rows))
+    on_device = report.method.times_are == "device"
+    note = "" if on_device or report.roof is None else f" (class and least: estimated for {report.roof.name})"
+    parts += _section(f"modules{note}", _modules(report, rows))
+    parts += _section(f"{'kernels' if on_device else 'operators'}{note}", _kernels(report, rows))
     parts += _section("functions", _functions(report, rows))
     parts += _section("fusion candidates (estimated)", _fusions(report, rows))
     parts += ["", *_footer(report)]
@@ -42,7 +44,9 @@ def _header(report: Report) -> str:
     if method.ended != "finished":
         rows.insert(2, ("program", f"{method.ended}, exit code {method.exit_code}"))
     if report.roof is not None:
-        rows.append(("roofs", f"{report.roof.name}, {report.roof.how}: {report.roof.bandwidth_gb_s:g} GB/s"))
+        rows.append(
+            ("roofs", f"{report.roof.name}: {report.roof.bandwidth_gb_s:g} GB/s, data sheet ({report.roof.how})")
+        )
     if report.floor_us is not None:
         least = duration_text(report.floor_us.value / max(method.steps, 1))
         rows.append(("least", f"{least} a step by the roofs ({report.floor_us.how})"))
@@ -93,7 +97,7 @@ def _bound(row: KernelRow | ModuleRow) -> str:
 
 
 def _times(value: float | None) -> str:
-    return "all" if value is None else f"{value:.2f}x"
+    return "all" if value is None else f"{value:.2f}x" if value < 100 else f"{value:.0f}x"
 
 
 def _least(figure: Figure | None, calls: int) -> str:
