@@ -130,7 +130,8 @@ def plan_apply(run: Run, file: Path | None = None, *, now: bytes | None = None) 
                 help="run drk optimize again",
             )
         edited, lines = followed, added_lines(before, followed)
-    files = {path.with_name(name): run.folder / name for name in (edit["module"], edit["test"])}
+    names = (*edit.get("parts", ()), edit["module"], edit["test"])
+    files = {path.with_name(name): run.folder / name for name in names}
     contents = {target: _read_file(origin) for target, origin in files.items()}
     for target in contents:
         _check_ours(target)

@@ -76,7 +76,7 @@ class SourceFile:
 
 @dataclass(frozen=True)
 class Artefact:
-    """Names and contents of the three files, and the user's file with the edit."""
+    """Names and contents of the three files, and the user's file with the edit; ``parts`` are further modules."""
 
     module_name: str
     module: bytes
@@ -85,6 +85,7 @@ class Artefact:
     diff_name: str
     diff: bytes
     edited: bytes
+    parts: tuple[tuple[str, bytes], ...] = ()
 
 
 def build_artefact(
@@ -103,16 +104,10 @@ def build_artefact(
     Raises:
         ArtefactError: no artefact can be made for this target, with the reason.
     """
-    stem = _stem(source.entry)
+    stem = kernels_stem(source.entry)
     verified = constants(task, graph, best.verdict, judged)
     module = module_source(task, best, verified)
-    place = place_module(task.entry, task.files, relative=_is_relative(task))
-    in_package = "." in place.name and not place.synthetic
-    dotted = f".{stem}_kernels" if in_package else f"{stem}_kernels"
-    try:
-        edited = add_kernels(source.data, target=task.target, kernels_module=dotted, name=source.entry)
-    except TargetError as error:
-        raise ArtefactError(f"the edit of {source.entry} cannot be made: {error.message}") from error
+    edited = edit_source(task, source)
     return Artefact(
         module_name=f"{stem}_kernels.py",
         module=module.encode(),
@@ -124,13 +119,35 @@ def build_artefact(
     )
 
 
+def edit_source(task: Task, source: SourceFile) -> bytes:
+    """Return the user's file with the import and the decorator.
+
+    Raises:
+        ArtefactError: the edit cannot be made.
+    """
+    place = place_module(task.entry, task.files, relative=_is_relative(task))
+    in_package = "." in place.name and not place.synthetic
+    dotted = f"{'.' if in_package else ''}{kernels_stem(task.entry)}_kernels"
+    try:
+        return add_kernels(source.data, target=task.target, kernels_module=dotted, name=source.entry)
+    except TargetError as error:
+        raise ArtefactError(f"the edit of {source.entry} cannot be made: {error.message}") from error
+
+
+def user_place(task: Task) -> tuple[str, bool]:
+    """Return the dotted name under which a test imports the user's file, and whether that is in a package."""
+    place = place_module(task.entry, task.files, relative=_is_relative(task))
+    name = place.name if not place.name.startswith("drk_entry_") else PurePosixPath(task.entry).stem
+    return name, "." in name
+
+
 def module_source(task: Task, best: Turn, verified: Mapping[str, str]) -> str:
     """Return the text of ``<stem>_kernels.py``.
 
     Raises:
         ArtefactError: the candidate defines a name that the runtime needs.
     """
-    runtime = "\n\n".join(_below_marker(name) for name in _TEMPLATES)
+    runtime = "\n\n".join(below_marker(name) for name in _TEMPLATES)
     clash = _top_names(best.candidate.source) & (_top_names(runtime) | set(verified))
     if clash:
         raise ArtefactError(f"the candidate defines {', '.join(sorted(clash))}, which the artefact needs itself")
@@ -153,7 +170,8 @@ def _header(task: Task, best: Turn) -> str:
     return "\n".join(line.replace("\n", " ")[:200] for line in facts)
 
 
-def _below_marker(name: str) -> str:
+def below_marker(name: str) -> str:
+    """Return the copied part of a template module, without what only a type checker reads."""
     text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
     text = re.split(r"^# --- drk \w+ -+\n", text, maxsplit=1, flags=re.MULTILINE)[1]
     return re.sub(r"  # type: ignore\[[^\]]*\]", "", text).strip() + "\n"
@@ -171,7 +189,8 @@ def _top_names(source: str) -> set[str]:
     return names
 
 
-def _stem(entry: str) -> str:
+def kernels_stem(entry: str) -> str:
+    """Return the start of the artefact's file names."""
     path = PurePosixPath(entry)
     stem = path.parent.name if path.stem == "__init__" else path.stem
     cleaned = re.sub(r"\W", "_", stem) or "module"
@@ -188,9 +207,7 @@ def _is_relative(task: Task) -> bool:
 
 def _test_source(task: Task, verified: Mapping[str, str], stem: str, source: SourceFile, run_dir: Path) -> str:
     entry = PurePosixPath(task.entry)
-    place = place_module(task.entry, task.files, relative=_is_relative(task))
-    name = place.name if not place.name.startswith("drk_entry_") else entry.stem
-    packaged = "." in name
+    name, packaged = user_place(task)
     top = source.path.parents[name.count(".")]
     package = f"{name.rpartition('.')[0]}." if packaged else ""
     is_module = task.target_kind != "function"
@@ -203,9 +220,9 @@ def _test_source(task: Task, verified: Mapping[str, str], stem: str, source: Sou
         root_when_beside=os.path.relpath(top, source.path.parent),
         root_when_not=os.path.relpath(top, run_dir),
         small=2 if "], " in verified["_ARGUMENTS"] or _has_deep_tensor(verified["_ARGUMENTS"]) else 33,
-        build=_build_lines(task),
+        build=build_lines(task),
         build_argument=f", build=inspect.unwrap(user.{task.target})" if task.target_kind == "factory" else "",
-        draw=_draw_lines(task),
+        draw=draw_lines(task),
         autocast_dtype=f"torch.{autocast or 'bfloat16'}",
         autocast=bool(autocast),
         exact="copy.deepcopy(original).double()" if is_module else "original",
@@ -218,7 +235,8 @@ def _has_deep_tensor(arguments: str) -> bool:
     return re.search(r'\("tensor", torch\.\w+, \(\d+, \d+, ', arguments) is not None
 
 
-def _build_lines(task: Task) -> str:
+def build_lines(task: Task) -> str:
+    """Return the lines of a test that build the original."""
     if task.target_kind == "function":
         return f"    model = user.{task.target}"
     if isinstance(task.init, UserFunction):
@@ -234,7 +252,12 @@ def _build_lines(task: Task) -> str:
     return "\n".join(lines)
 
 
-def _draw_lines(task: Task) -> str:
+def draw_lines(task: Task) -> str:
+    """Return the lines of a test that draw the arguments of one call.
+
+    Raises:
+        ArtefactError: they were captured.
+    """
     inputs = task.inputs
     if isinstance(inputs, UserFunction):
         lines = [

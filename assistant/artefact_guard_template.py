@@ -145,14 +145,14 @@ def _init_arguments(owner: Any) -> tuple[Any, Any]:
     return ((), given) if isinstance(given, dict) else (tuple(given), {})
 
 
-def _check_same_configuration(model: nn.Module, build: Callable[..., Any] | None) -> None:
+def _check_same_configuration(model: nn.Module, build: Callable[..., Any] | None, place: str) -> None:
     """Raise _Unfit unless ``model`` has the plain attributes of one built with the recorded arguments."""
     if _KIND == "factory" and build is None:
         raise _Unfit(f"it comes from a factory: decorate {_TARGET} with @optimized, or pass build={_TARGET}")
     if _KIND == "module" and type(model).__name__ != _TARGET.rpartition(".")[2]:
         raise _Unfit(f"the model is a {type(model).__name__}, verified was {_TARGET}")
     twin = _twin(model, build)
-    mine, theirs = (dict(one.get_submodule(_SUBMODULE).named_modules()) for one in (model, twin))
+    mine, theirs = (dict(one.get_submodule(place).named_modules()) for one in (model, twin))
     if [(name, type(one)) for name, one in mine.items()] != [(name, type(one)) for name, one in theirs.items()]:
         raise _Unfit("the model has other parts than the verified one")
     for name, one in mine.items():

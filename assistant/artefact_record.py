@@ -45,7 +45,7 @@ def constants(task: Task, graph: Graph | None, verdict: Verdict, judged: Shapes 
             "the candidate's parameters have other names than the module's, so it cannot use its weights"
         )
     free, sizes = _freedom(graph, judged)
-    args, kwargs, function = _init(task)
+    args, kwargs, function = init_source(task)
     return {
         "_TARGET": _quoted(task.target),
         "_KIND": _quoted(task.target_kind),
@@ -121,7 +121,12 @@ def nested_source(form: str, items: list[str], keys: Iterable[str] = ()) -> str:
     return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
 
 
-def _init(task: Task) -> tuple[str, str, str]:
+def init_source(task: Task) -> tuple[str, str, str]:
+    """Return the constructor's arguments as Python source, and the user's function that gives them, if any.
+
+    Raises:
+        ArtefactError: they hold tensors.
+    """
     if isinstance(task.init, UserFunction):
         return "()", "{}", task.init.name
     assert isinstance(task.init, Call)

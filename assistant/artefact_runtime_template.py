@@ -57,24 +57,25 @@ from drk.assistant.artefact_operator_template import _OPERATOR, _named_state, _r
 _LOG = logging.getLogger(__name__)
 
 
-def optimize(model: Any, build: Callable[..., Any] | None = None) -> Any:
+def optimize(model: Any, build: Callable[..., Any] | None = None, place: str = _SUBMODULE) -> Any:
     """Let ``model`` use the kernels where they fit; return the same object (a function: its replacement).
 
-    ``build`` makes a model from the recorded arguments (default: the model's class); it shows whether this model was
-    configured like the one that was verified. If not, the model is left alone and :func:`stats` says why.
+    ``place`` is the part that gets them, where it is another than the verified one. ``build`` makes a model from the
+    recorded arguments (default: the model's class); it shows whether this model was configured like the one that was
+    verified. If not, the model is left alone and :func:`stats` says why.
     """
     if not isinstance(model, nn.Module):
         return optimized(model)
     try:
-        part = model.get_submodule(_SUBMODULE)
+        part = model.get_submodule(place)
     except AttributeError:
-        _LOG.warning("%s runs without its kernels: it has no part %s", _TARGET, _SUBMODULE)
+        _LOG.warning("%s runs without its kernels: it has no part %s", _TARGET, place)
         return model
     if "forward" in vars(part):
         return model
     dispatch = _Dispatch(part)
     try:
-        _check_same_configuration(model, build)
+        _check_same_configuration(model, build, place)
         dispatch.prepare()
     except _Unfit as unfit:
         dispatch.disable(str(unfit))
@@ -82,24 +83,24 @@ def optimize(model: Any, build: Callable[..., Any] | None = None) -> Any:
     return model
 
 
-def restore(model: Any) -> Any:
+def restore(model: Any, place: str = _SUBMODULE) -> Any:
     """Take the kernels out again; return the same model, or a function's original."""
     if not isinstance(model, nn.Module):
         dispatch = getattr(model, "drk_dispatch", None)
         return model if dispatch is None else dispatch.owner
-    part = model.get_submodule(_SUBMODULE)
+    part = model.get_submodule(place)
     if isinstance(vars(part).get("forward"), _Dispatch):
         del part.forward
     return model
 
 
-def stats(model: Any) -> dict[str, Any]:
+def stats(model: Any, place: str = _SUBMODULE) -> dict[str, Any]:
     """Return calls that used the kernels, calls that fell back, and how often for which reason.
 
     ``operator_calls`` are those of compiled and exported code, of all models in this process together.
     """
     if isinstance(model, nn.Module):
-        dispatch = vars(model.get_submodule(_SUBMODULE)).get("forward")
+        dispatch = vars(model.get_submodule(place)).get("forward")
     else:
         dispatch = getattr(model, "drk_dispatch", None)
     if not isinstance(dispatch, _Dispatch):

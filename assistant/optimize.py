@@ -4,7 +4,7 @@ The command (:mod:`drk.assistant.optimize_command`), the language server and tes
 in the gym they give, in what they do with events, and in who sets ``stop``. Whatever ends the search, result and
 artefact of what was found so far are written.
 
-Left out: cutting large modules into regions by profile; the candidate replaces the whole target.
+A large module is cut into regions first (:mod:`drk.assistant.regions_search`); the headline is the whole module's.
 """
 
 from __future__ import annotations
@@ -23,14 +23,17 @@ from typing import Any, Protocol
 import drk.gym.schema
 from drk.assistant.artefact import Artefact, SourceFile, build_artefact
 from drk.assistant.artefact_record import ArtefactError
+from drk.assistant.artefact_regions import build_regions_artefact
 from drk.assistant.budget import Budget, Spending, accepted_wins
 from drk.assistant.episode import Episode, Turn
 from drk.assistant.errors import EnvironmentFault, UsageError
 from drk.assistant.events import Event, EventSink, make_event
 from drk.assistant.outcome import Outcome, decide, estimate, result_json
 from drk.assistant.proposers import Proposer
+from drk.assistant.regions_search import NAME as REGIONS
+from drk.assistant.regions_search import PartsGym, RegionsProposer, RegionsWork, region_rows, region_wins
 from drk.assistant.runs import SOURCE_COPY, Run, create_run
-from drk.assistant.search import Advice, Found, Judge, Search, until_stopped
+from drk.assistant.search import Advice, Found, Search, until_stopped
 from drk.assistant.source_edit import added_lines
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.devices import DeviceFacts, device_facts
@@ -40,18 +43,10 @@ from drk.gym.schema import Task
 from drk.gym.wire import candidate_id, task_id
 
 
-class OptimizeGym(Judge, Protocol):
+class OptimizeGym(PartsGym, Protocol):
     """The part of :class:`drk.gym.Gym` that is needed here. ``device_facts`` names device and GPU."""
 
     device_facts: dict[str, Any]
-
-    async def inspect(self, task: Task) -> Any:
-        """Load and run the reference once; raises TaskError."""
-        ...
-
-    async def capture(self, task: Task) -> dict[str, Any]:
-        """Return the graph's JSON; raises TaskError."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -135,16 +130,19 @@ async def optimize(
         session = _Session(plan, run, emit)
         session.tell(_started(plan, run, proposer))
         hardware = hardware_facts(gym.device_facts, plan.target)
+        on_gpu = gym.device_facts.get("gpu") is not None
+        cache = VerdictCache(plan.cache_dir, cache_conditions(gym.device_facts, plan.judging))
+        work = RegionsWork(run, gym, cache, plan.budget, session.tell, stop, on_gpu)
         search = Search(
             run,
             plan.task,
             judge=gym,
-            proposer=proposer,
-            cache=VerdictCache(plan.cache_dir, cache_conditions(gym.device_facts, plan.judging)),
+            proposer=RegionsProposer(proposer, work),
+            cache=cache,
             budget=plan.budget,
             emit=emit,
             stop=stop,
-            on_gpu=gym.device_facts.get("gpu") is not None,
+            on_gpu=on_gpu,
             advice=plan.advice,
         )
         try:
@@ -207,6 +205,7 @@ class _Session:
             estimated=estimate(outcome.best, graph, hardware),
             measure_command=self._measure_command(outcome.best),
         )
+        result["regions"] = region_rows(self._run.folder)
         result["spending"] = spending.to_json(accepted_wins(outcome.episode.turns))
         self._run.record_result(result)
         event = make_event("finished", status=outcome.status, reason=outcome.reason, interrupted=outcome.interrupted)
@@ -219,9 +218,7 @@ class _Session:
         if self._plan.source is None:
             return None, "the task did not come from a file of this machine"
         try:
-            built = build_artefact(
-                self._plan.task, outcome.best, graph, self._plan.source, self._run.folder, self._judged
-            )
+            built = self._built(outcome.best, graph, self._plan.source)
         except ArtefactError as error:
             self.tell(make_event("artefact", module=None, test=None, diff=None, reason=error.message))
             return None, error.message
@@ -229,15 +226,24 @@ class _Session:
         self.tell(make_event("artefact", **paths, reason=None))
         return paths, ""
 
+    def _built(self, best: Turn, graph: Graph | None, source: SourceFile) -> Artefact:
+        if best.candidate.proposer == REGIONS:
+            wins = region_wins(self._run.folder, best.candidate.source)
+            return build_regions_artefact(self._plan.task, best, wins, source, self._run.folder)
+        return build_artefact(self._plan.task, best, graph, source, self._run.folder, self._judged)
+
     def _write(self, built: Artefact, source: SourceFile) -> dict[str, str]:
         edit = {
             "file": str(source.path),
             "sha256": source.sha256,
             "module": built.module_name,
             "test": built.test_name,
+            "parts": [name for name, _ in built.parts],
             "edited": base64.b64encode(built.edited).decode(),
             "lines": added_lines(source.data, built.edited),
         }
+        for name, data in built.parts:
+            self._run.write(name, data)
         paths = {
             "module": self._run.write(built.module_name, built.module),
             "test": self._run.write(built.test_name, built.test),

@@ -8,7 +8,7 @@ Left out: the HTML report.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +69,7 @@ def summary(outcome: Outcome, result: Mapping[str, Any], *, where: Path) -> str:
         lines.append("  interrupted: this is the best of what was judged so far")
     if outcome.best is not None:
         lines += _best_lines(outcome.best)
+    lines += _region_lines(result.get("regions") or [])
     lines += _estimate_lines(result.get("estimate"))
     judged = len(result["turns"])
     lines.append(f"  judged:    {judged} candidate{'' if judged == 1 else 's'}")
@@ -124,6 +125,14 @@ def worst_cell(verdict: Verdict) -> Cell | None:
 def _error(cell: Cell) -> str:
     own = f", the original's own is {cell.reference_rms:.2g}" if cell.reference_rms is not None else ""
     return f"{cell.rms:.2g} relative to float64 (rms, worst cell){own}"
+
+
+def _region_lines(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    lines = []
+    for row in rows:
+        places = ", ".join(row["paths"][:4]) + (f" and {len(row['paths']) - 4} more" if len(row["paths"]) > 4 else "")
+        lines.append(f"  part:      {places} ({row['type']}, {row['share']:.0%} of the time): {row['status']}")
+    return [*lines, "  parts:     judged alone, then in the whole module; the rest stays as it is"] if lines else []
 
 
 def _estimate_lines(estimated: Mapping[str, Any] | None) -> list[str]:
