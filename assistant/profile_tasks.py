@@ -12,7 +12,7 @@ Why a module has no Task stands with its inputs.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -76,8 +76,8 @@ def with_tasks(
         for module in target.modules:
             name = names[module.id]
             if name in rows:
-                label = label if any(kind.task for kind in kinds) else ""
-                rows[name] = replace(rows[name], inputs=_own(module, kinds, writer), target=label)
+                label = label if any(kind.task for kind in kinds.values()) else ""
+                rows[name] = replace(rows[name], inputs=_own(module, kinds), target=label)
     seen = {module.id for target in targets for module in target.modules}
     for module in recording.modules:
         if module.id not in seen and names[module.id] in rows:
@@ -90,23 +90,25 @@ def _targets(report: Report, recording: Recording, names: dict[int, str]) -> lis
     rows = {row.name: row for row in report.modules}
     places = SourcePlaces(Path(report.root))
     by_id = {module.id: module for module in recording.modules}
-    found: dict[tuple[str, int | None], list[RecordedModule]] = {}
+    found: dict[tuple[str, int | None, int | None], list[RecordedModule]] = {}
     parts = 0
     for row in report.modules:
         module = next((one for one in recording.modules if names[one.id] == row.name), None)
         if module is None or not module.kinds:
             continue
         if row.place is not None and "<locals>" not in module.class_name:
-            key = (f"{places.relative(module.file)}:{module.class_name}", module.init)
+            # objects whose constructor was not seen may be of other sizes: each stands alone
+            alone = module.id if module.init is None else None
+            key = (f"{places.relative(module.file)}:{module.class_name}", module.init, alone)
         else:
             label = _part_label(module, by_id, rows, names, places)
             if not label or parts >= MAX_PARTS:
                 continue
             parts += 1
-            key = (label, by_id[module.root].init)
+            key = (label, by_id[module.root].init, None)
         found.setdefault(key, []).append(module)
     targets = []
-    for (label, init), modules in found.items():
+    for (label, init, _), modules in found.items():
         share = sum(rows[names[one.id]].times.share for one in modules)
         other = _part_label(modules[0], by_id, rows, names, places)
         part = _Target(other, by_id[modules[0].root].init, (modules[0],), share) if other else None
@@ -139,11 +141,11 @@ class _Writer:
         self.precision = precision
         self.saved: list[SavedTask] = []
 
-    def kinds(self, target: _Target) -> tuple[str, list[InputKind]]:
+    def kinds(self, target: _Target) -> tuple[str, dict[str, InputKind]]:
         """Save a Task for each kind of call of a target, the most frequent first.
 
         Returns:
-            What ``drk optimize`` takes, and what reports say of the kinds.
+            What ``drk optimize`` takes, and what reports say of each kind (by :func:`kind_key`).
         """
         merged: dict[str, tuple[RecordedKind, int]] = {}
         for module in target.modules:
@@ -151,18 +153,19 @@ class _Writer:
                 key = kind_key(kind)
                 known = merged.get(key)
                 merged[key] = (kind, kind.count) if known is None else (known[0], known[1] + kind.count)
-        order = sorted(merged.values(), key=lambda item: -item[1])
-        total = sum(count for _, count in order)
+        order = sorted(merged.items(), key=lambda item: -item[1][1])
+        total = sum(count for _, (_, count) in order)
         built = self._built(target)
         label = target.label
         if isinstance(built, str) and target.part is not None:
             as_part = self._built(target.part)
             if not isinstance(as_part, str):
                 built, label = as_part, target.part.label
-        return label, [
-            self._kind(kind, count, built if number < MAX_KINDS else "it is one of many kinds of calls", count / total)
-            for number, (kind, count) in enumerate(order)
-        ]
+        many = "it is one of many kinds of calls"
+        return label, {
+            key: self._kind(kind, count, built if number < MAX_KINDS else many, count / total)
+            for number, (key, (kind, count)) in enumerate(order)
+        }
 
     def untargeted(self, module: RecordedModule) -> tuple[InputKind, ...]:
         """Return what reports say of a module that is no target."""
@@ -230,16 +233,10 @@ def _bare(data: Any) -> Any:
     return [_bare(item) for item in data] if isinstance(data, list) else data
 
 
-def _own(module: RecordedModule, kinds: Sequence[InputKind], writer: _Writer) -> tuple[InputKind, ...]:
+def _own(module: RecordedModule, kinds: Mapping[str, InputKind]) -> tuple[InputKind, ...]:
     """Return the kinds of one module, with its own counts and the Tasks of its target."""
-    by_text = {(kind.text, kind.mode, kind.grad, kind.autocast): kind for kind in kinds}
-    found = []
-    for kind in module.kinds:
-        mode = "train" if kind.training else "eval"
-        shared = by_text.get((describe(kind), mode, kind.grad, kind.autocast))
-        if shared is not None:
-            found.append(replace(shared, count=kind.count, ranges=kind.ranges))
-    return tuple(sorted(found, key=lambda one: -one.count)) or writer.untargeted(module)
+    found = [replace(kinds[kind_key(kind)], count=kind.count, ranges=kind.ranges) for kind in module.kinds]
+    return tuple(sorted(found, key=lambda one: -one.count))
 
 
 def _tensors(kind: RecordedKind) -> list[dict[str, Any]]:

@@ -1,0 +1,156 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from profile_events import gpu_events, gpu_step, kernel, recording, step
+
+from drk.assistant.profile_build import Asked, build_report
+from drk.assistant.profile_recording import RecordedModule
+from drk.assistant.profile_trace import analyse
+from drk.assistant.report import Method, from_json, to_json
+
+METHOD = Method("command", "cpu", 0, command="python train.py")
+
+
+def build(events, told=None, **asked):
+    told = told or recording()
+    return build_report(told, analyse(events, told.step_root), Asked("id", "net", Path("/project"), METHOD, **asked))
+
+
+@pytest.fixture(scope="module")
+def report():
+    return build(gpu_events(4))
+
+
+def test_rows_sum_to_the_device_time_of_the_steps_that_count(report) -> None:
+    assert (report.method.steps, report.method.warmup, report.method.times_are) == (3, 1, "device")
+    assert report.total_us == pytest.approx(300)
+    assert sum(row.times.total_us for row in report.kernels) == pytest.approx(report.total_us)
+    assert sum(row.times.share for row in report.kernels) == pytest.approx(1.0)
+    assert all(sum(row.times.per_step_us) == pytest.approx(row.times.total_us) for row in report.kernels)
+
+
+def test_everything_is_known_by_module_and_line(report) -> None:
+    assert report.attribution.to_module == report.attribution.to_line == 1.0
+
+
+def test_modules_are_inclusive_and_know_their_own_time(report) -> None:
+    net, linear = report.module("Net"), report.module("Net.fc")
+    assert (net.times.share, linear.times.share) == (pytest.approx(1.0), pytest.approx(0.7))
+    assert (net.self_us, linear.self_us) == (pytest.approx(90), pytest.approx(210))
+    assert (net.times.calls, net.times.median_us) == (3, pytest.approx(100))
+    assert (net.parent, linear.parent, linear.depth) == (None, "Net", 1)
+    assert linear.work.amdahl_bound == pytest.approx(1 / 0.3)
+    assert net.work.amdahl_bound is None  # it is everything
+
+
+def test_rows_of_the_running_gpu_have_roofs_and_classes(report) -> None:
+    assert (report.roof.name, report.roof.how) == ("NVIDIA H200", "estimated")
+    gemm = next(row for row in report.kernels if row.name == "gemm")
+    assert gemm.work.flops.value == pytest.approx(3 * 2 * 1024 * 256 * 256)
+    assert gemm.work.percent_of_roof == pytest.approx(100 * gemm.work.floor_us.value / 120)
+    assert gemm.work.bound in ("compute", "latency")
+    assert gemm.grid == (64, 1, 1)
+
+
+def test_the_device_is_split_into_busy_launching_and_idle(report) -> None:
+    split = report.idle
+    assert split.busy_us == pytest.approx(300)
+    assert split.busy_us + split.launch_us + split.idle_us == pytest.approx(split.wall_us)
+    assert "waits" in report.attribution.explanation
+
+
+def test_the_timeline_shows_one_step(report) -> None:
+    device = [span for span in report.timeline if span.lane == "device"]
+    assert [span.name for span in device] == ["gemm", "gelu_kernel", "mul_kernel", "gelu_grad", "gemm_grad"]
+    assert {span.name for span in report.timeline if span.lane == "module"} == {"Net", "Net.fc"}
+    assert min(span.start_us for span in report.timeline) >= 0
+
+
+def test_the_chain_behind_the_product_is_a_fusion_candidate(report) -> None:
+    (candidate,) = report.fusions
+    assert candidate.ops == ("addmm", "gelu", "mul")
+    assert (candidate.module, candidate.occurrences) == ("Net", 3)
+    # two intermediate tensors of 1 MiB, neither written nor read again, at the H200's 4.8 TB/s
+    assert candidate.saved_us.value == pytest.approx(3 * 2 * 2 * 2**20 / 4.8e6)
+    assert candidate.saved_us.how == "estimated"
+
+
+def test_the_verdict_names_share_and_bound(report) -> None:
+    assert "70 %" in report.verdict
+    assert "device time" in report.verdict
+    assert "Linear" in report.verdict
+
+
+def test_it_survives_the_wire(report) -> None:
+    assert from_json(to_json(report)) == report
+
+
+def test_one_step_is_taken_as_it_is_with_a_warning() -> None:
+    report = build(gpu_events(1))
+    assert (report.method.steps, report.method.warmup) == (1, 0)
+    assert any("warming up" in text for text in report.warnings)
+
+
+def test_two_steps_are_left_out_of_long_windows() -> None:
+    assert build(gpu_events(6)).method.warmup == 2
+
+
+def test_wall_time_is_of_steps_outside_of_the_window_where_there_are_any() -> None:
+    told = recording(steps={"0": [0, *(1_000_000 + 100_000 * n for n in range(3)), *range(2_000_000, 2_800_000, 110_000)]})
+    report = build(gpu_events(4), told)
+    assert report.wall_us == pytest.approx(3 * 110)
+    assert set(report.step_us) == {110.0}
+    assert any("without the profiler" in note for note in report.method.notes)
+
+
+def test_time_that_belongs_to_nothing_is_a_row_of_its_own() -> None:
+    events = [*gpu_events(3), kernel("stray", 999, 1400, 100)]
+    report = build(events)
+    stray = next(row for row in report.kernels if row.name == "stray")
+    assert (stray.module, stray.place) == (None, None)
+    assert report.attribution.to_module < 1
+    assert sum(row.times.total_us for row in report.kernels) == pytest.approx(report.total_us)
+
+
+def test_an_unknown_gpu_gets_times_and_no_roofs() -> None:
+    told = recording(environment={"device": "Some GPU 9000"})
+    report = build(gpu_events(3), told)
+    assert report.roof is None
+    assert any("no roofs" in text for text in report.warnings)
+    assert all(row.work.percent_of_roof is None for row in report.kernels)
+
+
+def test_cpu_times_are_called_so_and_the_named_gpu_only_estimates() -> None:
+    events = [event for event in gpu_events(4) if event["cat"] == "cpu_op"]
+    report = build(events, recording(environment={"device": "cpu"}), target="a100")
+    assert report.method.times_are == "cpu"
+    assert report.idle is None
+    assert "not in this machine" in report.roof.name
+    assert report.floor_us.how == "estimated"
+    assert all(row.work.percent_of_roof is None and row.work.attainable_speedup is None for row in report.kernels)
+    assert "CPU time" in report.verdict
+    assert any("GPU" in text for text in report.not_covered)
+
+
+def test_modules_of_one_name_stay_apart() -> None:
+    modules = (
+        *recording().modules,
+        RecordedModule(2, 2, None, "", "Net", "/project/net.py", None, 1),
+        RecordedModule(3, 0, 0, "fc", "Linear", "/lib/linear.py", 0, 1),
+    )
+    names = recording(modules=modules).module_names()
+    assert list(names.values()) == ["Net", "Net.fc", "Net#2", "Net.fc#2"]
+
+
+def test_no_step_is_told() -> None:
+    report = build([event for event in gpu_step(0, 0, 0) if not event["name"].startswith("drk|s")])
+    assert any("no step" in text for text in report.warnings)
+    assert report.total_us == pytest.approx(100)
+
+
+def test_an_empty_window_is_no_crash() -> None:
+    report = build([step(0, 0)])
+    assert report.total_us == 0
+    assert report.verdict == "nothing was measured"
