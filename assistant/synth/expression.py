@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from drk.assistant.synth.domain import memory_order
 from drk.gym.graph import Node, Ref, Symbol, TensorMeta
 
 FLOATS = frozenset({"float32", "float16", "bfloat16"})
@@ -149,11 +150,12 @@ _TABLE: Mapping[str, Callable[[Node, Text], str]] = {
     "eq": _binary("=="), "ne": _binary("!="), "lt": _binary("<"), "le": _binary("<="), "gt": _binary(">"),
     "ge": _binary(">="), "logical_and": _binary("&"), "logical_or": _binary("|"), "logical_not": _unary("{} == 0"),
     "bitwise_and": _binary("&"), "bitwise_or": _binary("|"), "bitwise_not": _unary("~{}"),
-    "to": _unary("{}"), "_to_copy": _unary("{}"), "clone": _unary("{}"), "prelu": lambda n, t: (
+    "to": _unary("{}"), "_to_copy": _unary("{}"), "clone": _unary("{}"),
+    "contiguous": _unary("{}"), "prelu": lambda n, t: (
         f"leaky_relu({t(n.args[0])}, {t(n.args[1])})"
     ),
 }  # fmt: skip
-_CASTS = frozenset({"to", "_to_copy", "clone"})
+_CASTS = frozenset({"to", "_to_copy", "clone", "contiguous"})
 _COMPARISONS = frozenset({"eq", "ne", "lt", "le", "gt", "ge"})
 _POWERS = frozenset({1, 2, 3, 4, 0.5, -0.5, -1})
 _EXPENSIVE = frozenset("exp expm1 log1p tanh sigmoid silu gelu erf mish softplus elu sin cos log pow".split())  # noqa: SIM905
@@ -178,6 +180,8 @@ def _supported(node: Node, meta: TensorMeta, dtypes: set[str]) -> bool:
         return floating and node.kwargs.get("rounding_mode") is None and len(node.args) == 2
     if name in {"clone", "prelu"}:
         return False
+    if name == "contiguous":
+        return memory_order(meta) is not None
     if name in {"to", "_to_copy"}:
         return not (dtypes & FLOATS and not floating)
     if name in {"maximum", "minimum", "clamp", "clamp_min", "clamp_max"}:

@@ -56,11 +56,12 @@ def layout_lines(body: Body, owned: frozenset[str]) -> list[str]:
     for operand in body.region.inputs:
         name = body.names[operand.value]
         if operand.order is not None and not operand.fixed and operand.value not in owned and operand.meta.shape:
-            lines.append(f"{name} = {name}.contiguous({_memory_format(operand)})")
+            lines.append(f"{name} = {name}.contiguous({memory_format(operand)})")
     return lines
 
 
-def _memory_format(operand: Operand) -> str:
+def memory_format(operand: Operand) -> str:
+    """Keyword argument that asks torch for a channels-last operand's layout, or an empty string."""
     if not operand.channels_last:
         return ""
     return f"memory_format=torch.channels_last{'_3d' if len(operand.meta.shape) == 5 else ''}"
@@ -81,7 +82,7 @@ def allocation_lines(body: Body) -> list[str]:
         dims = {axis: dim for dim, axis in enumerate(output.axes) if axis is not None}
         sizes = [size_text(dims[axis], operands, names) if output.varies[dims[axis]] else "1" for axis in sorted(dims)]
         shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
-        options = [f"device={device}", f"dtype=torch.{output.meta.dtype}", _memory_format(output)]
+        options = [f"device={device}", f"dtype=torch.{output.meta.dtype}", memory_format(output)]
         lines.append(f"{name} = torch.empty({', '.join([shape, *filter(None, options)])})")
     return lines
 

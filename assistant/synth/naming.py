@@ -23,7 +23,9 @@ _RESERVED = {
     *FUNCTIONS, *keyword.kwlist, *dir(builtins), "self", "torch", "triton", "tl", "mask", "row_mask", "col_mask",
     "index", "rows", "cols", "n_rows", "n_cols", "n_inner", "inner", "start", "tile", "grid", "device", "pid",
     "first_row", "first_col", "index_type", "block_m", "block_n", "num_warps", "tiles_m", "tiles_n", "width", "first",
-    "height", "n_elements", "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
+    "height", "n_elements",
+    "pieces", "piece", "slots", "slot_mask", "counts", "n_pieces", "piece_size", "wanted", "inside",
+    "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
 }  # fmt: skip
 
 

@@ -22,8 +22,10 @@ from drk.assistant.synth.layouts import channels_last, is_convolution, without_c
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
+from drk.assistant.synth.planner import plan
 from drk.assistant.synth.pointwise import BLOCKS, Block, write_pointwise
-from drk.assistant.synth.regions import Region, Rules, facts_of, plan, product_of
+from drk.assistant.synth.pooling import write_pooling
+from drk.assistant.synth.regions import Region, Rules, facts_of, product_of
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.row_reduction import write_row
 from drk.assistant.synth.split_reduction import write_split
@@ -97,7 +99,7 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     return Compiled(write_module(rewritten, steps, names, summary), kernels, tuple(regions), variant.note)
 
 
-_WRITERS = {"row": write_row, "split": write_split, "pointwise": write_pointwise}
+_WRITERS = {"row": write_row, "split": write_split, "pointwise": write_pointwise, "pool": write_pooling}
 
 
 def _tile(region: Region, metas: Any, variant: Variant, multiprocessors: int) -> Tile:

@@ -1,7 +1,6 @@
-"""Regions and the fusion planner: which nodes of a graph become one kernel.
+"""Regions: nodes of a graph that one kernel can compute together.
 
-Every fusible node starts alone; along the graph's edges two regions are merged whenever the union is again a region
-that a kernel can compute and no path leaves it and comes back. Kinds: ``matmul`` (one product, or two that share
+:mod:`drk.assistant.synth.planner` chooses them. Kinds: ``matmul`` (one product, or two that share
 their left operand, with pointwise operators after it), ``row`` (reductions over the last dimensions with pointwise
 operators around them; ``split`` where rows are long or few) and ``pointwise``.
 
@@ -15,13 +14,13 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 from typing import Any
 
 from drk.assistant.synth.domain import Operand, memory_order
 from drk.assistant.synth.draft import contiguous_meta
-from drk.assistant.synth.expression import FLOATS, is_pointwise
+from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
+from drk.assistant.synth.windows import Window
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
 MAX_OPERANDS = 24
@@ -56,6 +55,11 @@ class Region:
     dropped: frozenset[str] = frozenset()
     products: tuple[Product, ...] = ()
     scalars: Mapping[str, float] = field(default_factory=dict)
+    window: Window | None = None
+    pooled: tuple[Operand, ...] = ()
+    """What the window's operators read, aligned to the pooled tensor's shape."""
+    order: tuple[int, ...] = ()
+    """With a window: which dimension of its result each dimension of ``shape`` is."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -70,6 +74,7 @@ class Rules:
     matmul: bool = True
     shared_left: bool = True
     row: bool = True
+    pool: bool = True
     pointwise: bool = True
     excluded: frozenset[str] = frozenset()
     """Names of nodes that must stay torch operators."""
@@ -170,8 +175,8 @@ def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
     dropped = _dropped(nodes, reductions, inside, facts)
     if dropped is None:
         return None
-    inputs = _inputs(nodes, inside, frame, dropped, facts, products)
-    outputs = _outputs(nodes, inside, frame, dropped, facts)
+    inputs = region_inputs(nodes, inside, frame, dropped, facts, products)
+    outputs = region_outputs(nodes, inside, frame, dropped, facts)
     if inputs is None or outputs is None or len(inputs) + len(outputs) > MAX_OPERANDS:
         return None
     shape, columns = frame.shape, frame.columns
@@ -225,7 +230,7 @@ def _dropped(
     return frozenset(dropped)
 
 
-def _inputs(
+def region_inputs(
     nodes: list[Node],
     inside: set[str],
     frame: Frame,
@@ -233,6 +238,7 @@ def _inputs(
     facts: Facts,
     products: list[Product],
 ) -> tuple[Operand, ...] | None:
+    """What ``nodes`` read from outside, aligned to ``frame``; None when something does not fit."""
     found: dict[str, Operand] = {}
     for node in nodes:
         missing = node.name in dropped
@@ -250,7 +256,7 @@ def _inputs(
     return tuple(found.values())
 
 
-def _outputs(
+def region_outputs(
     nodes: list[Node], inside: set[str], frame: Frame, dropped: frozenset[str], facts: Facts
 ) -> tuple[Operand, ...] | None:
     """Operands that leave the region: full ones, or in row regions one value per row."""
@@ -273,88 +279,3 @@ def _outputs(
         varies = tuple(index < edge or not per_row for index in range(len(shape)))
         found.append(replace(operand, varies=varies))
     return tuple(found)
-
-
-# --- Planner -------------------------------------------------------------------------------------------------
-
-
-@dataclass
-class _Planner:
-    graph: Graph
-    facts: Facts
-    rules: Rules
-    group: dict[str, int] = field(default_factory=dict)
-    members: dict[int, list[Node]] = field(default_factory=dict)
-
-    def run(self) -> list[Region]:
-        nodes = {node.name: node for node in self.graph.nodes}
-        for index, node in enumerate(self.graph.nodes):
-            self.group[node.name] = index
-            self.members[index] = [node]
-        fusible = {node.name for node in self.graph.nodes if self._fusible(node)}
-        changed = True
-        while changed:
-            changed = False
-            for node in self.graph.nodes:
-                for source in node.inputs() if node.name in fusible else ():
-                    if source in fusible and source in nodes:
-                        changed |= self._merge(self.group[source], self.group[node.name])
-        self._merge_siblings(fusible)
-        groups = [group for group in self.members.values() if all(node.name in fusible for node in group)]
-        regions = [build_region(group, self.facts, self.rules) for group in groups]
-        return [region for region in regions if region is not None]
-
-    def _merge_siblings(self, fusible: set[str]) -> None:
-        """Merge regions without products that read the same tensor, so that it is read once."""
-        products = {node.name for node in self.graph.nodes if product_of(node, self.facts.metas) is not None}
-        for name in self.facts.order:
-            users = [user for user in self.facts.users[name] if user in fusible and name not in self.facts.fixed]
-            for first, second in pairwise(users):
-                left, right = self.group[first], self.group[second]
-                if not any(node.name in products for node in (*self.members[left], *self.members[right])):
-                    self._merge(left, right)
-
-    def _fusible(self, node: Node) -> bool:
-        if node.name in self.rules.excluded or any(name not in self.facts.metas for name in node.inputs()):
-            return False
-        if product_of(node, self.facts.metas) is not None:
-            return self.rules.matmul
-        if reduced_dims(node, self.facts.metas) is not None:
-            return self.rules.row
-        return (self.rules.pointwise or self.rules.row or self.rules.matmul) and is_pointwise(node, self.facts.metas)
-
-    def _merge(self, left: int, right: int) -> bool:
-        if left == right:
-            return False
-        union = sorted(self.members[left] + self.members[right], key=lambda node: self.facts.order[node.name])
-        if build_region(union, self.facts, self.rules) is None or self._returns(left, right):
-            return False
-        self.members[left] = union
-        for node in self.members.pop(right):
-            self.group[node.name] = left
-        return True
-
-    def _returns(self, left: int, right: int) -> bool:
-        """Whether a path leaves the union of two groups and comes back."""
-        union = {left, right}
-        pending = [group for start in union for group in self._next(start) if group not in union]
-        seen: set[int] = set()
-        while pending:
-            group = pending.pop()
-            if group in seen:
-                continue
-            seen.add(group)
-            following = self._next(group)
-            if following & union:
-                return True
-            pending.extend(following)
-        return False
-
-    def _next(self, group: int) -> set[int]:
-        users = {user for node in self.members[group] for user in self.facts.users[node.name] if user != "output"}
-        return {self.group[user] for user in users} - {group}
-
-
-def plan(graph: Graph, rules: Rules) -> list[Region]:
-    """Return the regions of ``graph`` under ``rules``, in no particular order; other nodes stay torch operators."""
-    return _Planner(graph, facts_of(graph), rules).run()

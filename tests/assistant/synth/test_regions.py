@@ -6,7 +6,8 @@ from modules import Function, GatedMLP
 from torch import nn
 
 from drk.assistant.synth.frames import broadcast
-from drk.assistant.synth.regions import Rules, plan
+from drk.assistant.synth.planner import plan
+from drk.assistant.synth.regions import Rules
 from drk.assistant.synth.rewrites import rewrite
 
 

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from modules import Function, RMSNorm
 from torch import nn
 
-from drk.assistant.synth.frames import MAX_COLUMNS
 from drk.assistant.synth.propose import compile_graph, variants
 
 

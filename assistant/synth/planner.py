@@ -1,0 +1,111 @@
+"""The fusion planner: which nodes of a graph become one kernel.
+
+Every fusible node starts alone; along the graph's edges two regions are merged whenever the union is again a region
+that a kernel can compute and no path leaves it and comes back. What no region takes stays a torch operator.
+
+Left out: costs. Merging is greedy in graph order; which rules pay is for the search to measure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from drk.assistant.synth.expression import is_pointwise
+from drk.assistant.synth.pooling_region import build_pooling_region
+from drk.assistant.synth.regions import Facts, Region, Rules, build_region, facts_of, product_of, reduced_dims
+from drk.assistant.synth.windows import window_of
+from drk.gym.graph import Graph, Node
+
+
+def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
+    """Return the region of ``nodes`` (in graph order), or None when no kernel can compute them together."""
+    if any(window_of(node, facts.metas) is not None for node in nodes):
+        return build_pooling_region(nodes, facts)
+    return build_region(nodes, facts, rules)
+
+
+@dataclass
+class _Planner:
+    graph: Graph
+    facts: Facts
+    rules: Rules
+    group: dict[str, int] = field(default_factory=dict)
+    members: dict[int, list[Node]] = field(default_factory=dict)
+
+    def run(self) -> list[Region]:
+        nodes = {node.name: node for node in self.graph.nodes}
+        for index, node in enumerate(self.graph.nodes):
+            self.group[node.name] = index
+            self.members[index] = [node]
+        fusible = {node.name for node in self.graph.nodes if self._fusible(node)}
+        changed = True
+        while changed:
+            changed = False
+            for node in self.graph.nodes:
+                for source in node.inputs() if node.name in fusible else ():
+                    if source in fusible and source in nodes:
+                        changed |= self._merge(self.group[source], self.group[node.name])
+        self._merge_siblings(fusible)
+        groups = [group for group in self.members.values() if all(node.name in fusible for node in group)]
+        regions = [build(group, self.facts, self.rules) for group in groups]
+        return [region for region in regions if region is not None]
+
+    def _merge_siblings(self, fusible: set[str]) -> None:
+        """Merge regions without products that read the same tensor, so that it is read once."""
+        products = {node.name for node in self.graph.nodes if product_of(node, self.facts.metas) is not None}
+        for name in self.facts.order:
+            users = [user for user in self.facts.users[name] if user in fusible and name not in self.facts.fixed]
+            for first, second in pairwise(users):
+                left, right = self.group[first], self.group[second]
+                if not any(node.name in products for node in (*self.members[left], *self.members[right])):
+                    self._merge(left, right)
+
+    def _fusible(self, node: Node) -> bool:
+        if node.name in self.rules.excluded or any(name not in self.facts.metas for name in node.inputs()):
+            return False
+        if product_of(node, self.facts.metas) is not None:
+            return self.rules.matmul
+        if reduced_dims(node, self.facts.metas) is not None:
+            return self.rules.row
+        if window_of(node, self.facts.metas) is not None:
+            return self.rules.pool
+        if node.bare_op == "contiguous" and set(node.inputs()) <= self.facts.fixed:
+            return False  # a parameter is kept in that layout
+        return (self.rules.pointwise or self.rules.row or self.rules.matmul) and is_pointwise(node, self.facts.metas)
+
+    def _merge(self, left: int, right: int) -> bool:
+        if left == right:
+            return False
+        union = sorted(self.members[left] + self.members[right], key=lambda node: self.facts.order[node.name])
+        if build(union, self.facts, self.rules) is None or self._returns(left, right):
+            return False
+        self.members[left] = union
+        for node in self.members.pop(right):
+            self.group[node.name] = left
+        return True
+
+    def _returns(self, left: int, right: int) -> bool:
+        """Whether a path leaves the union of two groups and comes back."""
+        union = {left, right}
+        pending = [group for start in union for group in self._next(start) if group not in union]
+        seen: set[int] = set()
+        while pending:
+            group = pending.pop()
+            if group in seen:
+                continue
+            seen.add(group)
+            following = self._next(group)
+            if following & union:
+                return True
+            pending.extend(following)
+        return False
+
+    def _next(self, group: int) -> set[int]:
+        users = {user for node in self.members[group] for user in self.facts.users[node.name] if user != "output"}
+        return {self.group[user] for user in users} - {group}
+
+
+def plan(graph: Graph, rules: Rules) -> list[Region]:
+    """Return the regions of ``graph`` under ``rules``, in no particular order; other nodes stay torch operators."""
+    return _Planner(graph, facts_of(graph), rules).run()

@@ -1,0 +1,73 @@
+"""Regions around a pooling operator: pointwise operators on what is pooled, the window, pointwise operators after it.
+
+Operators before the window are computed again for each window that covers their element. That is free where windows
+do not overlap, and cheaper than a round trip through memory for light operators where they do.
+
+Left out: two pools in one kernel, and reductions beside one.
+"""
+
+from __future__ import annotations
+
+from drk.assistant.synth.expression import is_pointwise, scalar_flops
+from drk.assistant.synth.frames import Frame, is_channels_last
+from drk.assistant.synth.regions import MAX_OPERANDS, Facts, Region, region_inputs, region_outputs
+from drk.assistant.synth.windows import Window, window_of
+from drk.gym.graph import Node
+
+MAX_REPEATED = 12
+"""Most arithmetic instructions for an element that are repeated for each window over it."""
+
+
+def build_pooling_region(nodes: list[Node], facts: Facts) -> Region | None:
+    """Return the region of ``nodes`` (in graph order) around one window, or None."""
+    windows = [item for node in nodes if (item := window_of(node, facts.metas)) is not None]
+    others = [node for node in nodes if node is not windows[0].node]
+    if len(windows) != 1 or not all(is_pointwise(node, facts.metas) for node in others):
+        return None
+    window = windows[0]
+    inside = {node.name for node in nodes}
+    before = _ancestors(window, nodes)
+    first = [node for node in others if node.name in before]
+    after = [node for node in others if node.name not in before]
+    source = facts.metas[window.source].shape
+    if any(set(facts.users[node.name]) - {*before, window.node.name} for node in first):
+        return None  # something else reads what is pooled
+    if any(node.meta.shape != source for node in first) or (_repeats(window) and scalar_flops(first) > MAX_REPEATED):
+        return None
+    shape = window.node.meta.shape
+    if any(set(node.inputs()) & before for node in after) or any(node.meta.shape != shape for node in after):
+        return None
+    order = (0, *range(2, len(shape)), 1) if is_channels_last(window.node.meta) else tuple(range(len(shape)))
+    frame, whole = Frame(shape, order, 0), Frame(source, tuple(range(len(source))), 0)
+    late = region_inputs(after, inside, frame, frozenset(), facts, [])
+    early = region_inputs(first, inside, whole, frozenset(), facts, [])
+    outputs = region_outputs([window.node, *after], inside, frame, frozenset(), facts)
+    if late is None or early is None or outputs is None:
+        return None
+    if not first:
+        operand = whole.place(window.source, facts.metas[window.source], fixed=window.source in facts.fixed)
+        early = () if operand is None else (operand,)
+    if not any(all(operand.varies) for operand in early) or len(early) + len(late) + len(outputs) > MAX_OPERANDS:
+        return None
+    if {item.value for item in early} & {item.value for item in late}:
+        return None
+    used = {name for node in nodes for name in node.inputs()}
+    scalars = {name: value for name, value in facts.scalars.items() if name in used}
+    return Region(
+        "pool", tuple(nodes), frame.shape, 0, late, outputs, scalars=scalars, window=window, pooled=early, order=order
+    )
+
+
+def _ancestors(window: Window, nodes: list[Node]) -> set[str]:
+    """Names of the region's nodes that lead to the window."""
+    found: set[str] = set()
+    wanted = {window.source}
+    for node in reversed(nodes):
+        if node.name in wanted:
+            found.add(node.name)
+            wanted |= set(node.inputs())
+    return found
+
+
+def _repeats(window: Window) -> bool:
+    return any(size > stride for size, stride in zip(window.sizes, window.strides, strict=True))
