@@ -180,6 +180,11 @@ class RemoteGym:
         """Return the reference's graph. See :meth:`drk.gym.Gym.capture`."""
         return await self._report(task, "capture")
 
+    async def parts(self, task: Task) -> list[dict[str, Any]]:
+        """Return how the reference's parts are called. See :meth:`drk.gym.Gym.parts`."""
+        report = await self._report(task, "parts")
+        return [dict(row) for row in report["parts"]]
+
     async def profile(self, task: Task) -> dict[str, Any]:
         """Return shapes, graph and estimated cost of the reference."""
         return await self._report(task, "profile")

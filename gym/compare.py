@@ -16,11 +16,12 @@ docs/architecture.md for how the constants were chosen.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 
+from drk.gym.runner.sampling import DIGEST, shape_in
 from drk.gym.schema import Cell
 
 K_RMS = 2.5
@@ -138,11 +139,13 @@ def limit_for(reference: ErrorStats, dtype: torch.dtype) -> Limit:
     )
 
 
-def compare_float(name: str, value: torch.Tensor, truth: torch.Tensor, reference: torch.Tensor) -> Cell:
-    """Judge one floating leaf by the float64 rule."""
+def compare_float(
+    name: str, value: torch.Tensor, truth: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype | None = None
+) -> Cell:
+    """Judge one floating leaf by the float64 rule; ``dtype`` is that of the output where the leaf is a digest of it."""
     own = error_stats(reference, truth, reference)
     mine = error_stats(value, truth, reference)
-    limit = limit_for(own, reference.dtype)
+    limit = limit_for(own, dtype or reference.dtype)
     reason = ""
     if mine.bad:
         reason = f"{mine.bad} elements are NaN or infinite where the reference is not (or the other way round)"
@@ -199,6 +202,29 @@ def compare_leaf(
     if reference.is_floating_point() or reference.is_complex():
         return compare_float(name, value, truth, reference)
     return compare_exact(name, value, truth, reference)
+
+
+def compare_named(
+    cell: str,
+    leaf: str,
+    leaves: Mapping[str, torch.Tensor],
+    truth: Mapping[str, torch.Tensor],
+    native: Mapping[str, torch.Tensor],
+    *,
+    paper: bool = False,
+) -> Cell:
+    """Judge the leaf of that name, which may be rows of a large tensor, or a digest of one."""
+    shown = leaf.removesuffix(DIGEST)
+    if leaf == shown:
+        mine, theirs = shape_in(leaves, leaf), shape_in(native, leaf)
+        if mine != theirs:
+            return Cell(cell, passed=False, reason=f"shape {mine} instead of {theirs}")
+        return compare_leaf(cell, leaves[leaf], truth[leaf], native[leaf], paper=paper)
+    if leaves[leaf].shape != native[leaf].shape or leaves[leaf].dtype != native[leaf].dtype:
+        return Cell(cell, passed=False, reason=f"{shown} has another shape")
+    if paper:
+        return Cell(cell, passed=True)  # the published rule speaks of elements
+    return compare_float(cell, leaves[leaf], truth[leaf], native[leaf], native[shown].dtype)
 
 
 def compare_timed(name: str, value: torch.Tensor | None, reference: torch.Tensor, like: Cell | None) -> Cell:

@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from drk.gym.compare import compare_leaf
+from drk.gym.compare import compare_named
 from drk.gym.coverage_estimate import coverage_estimate
 from drk.gym.draft import Stop
 from drk.gym.reference import ReferenceSession, Trial, fetch
+from drk.gym.runner.sampling import DIGEST, SHAPE, is_shown, shape_in
 from drk.gym.runner.structure import dtype_name
 from drk.gym.runner_handle import RunnerHandle
 from drk.gym.schema import Cell, Failure, Flag, Task
@@ -101,6 +102,7 @@ class Trials:
                     grad=self.task.grad,
                     log_operators=index <= 1,
                     recipe=recipe,
+                    sample=trial.sample,
                     poison=self._shapes(trial) if index != 1 else [],
                 )
             except Stop as stop:
@@ -122,7 +124,8 @@ class Trials:
 
     @staticmethod
     def _shapes(trial: Trial) -> list[list[Any]]:
-        return [[list(leaf.shape), dtype_name(leaf.dtype)] for leaf in trial.native.values()]
+        native = trial.native
+        return [[list(shape_in(native, name)), dtype_name(native[name].dtype)] for name in native if is_shown(name)]
 
     @staticmethod
     def _name(index: int, trial: Trial) -> str:
@@ -164,13 +167,13 @@ class Trials:
 
     async def _reread_first(self) -> None:
         """What the first call returned must still hold after the second."""
-        answer = await self.evaluation.ask(self.runner, "check", "held", self.settings.limits.run_s)
+        trial, limit_s = await self.session.trial(0), self.settings.limits.run_s
+        answer = await self.evaluation.ask(self.runner, "check", "held", limit_s, sample=trial.sample)
         held = await self._fetched(answer)
-        trial = await self.session.trial(0)
-        for name, reference in trial.native.items():
-            if name in trial.aliased:
+        for name in trial.native:
+            if name.removesuffix(DIGEST).removesuffix(SHAPE) in trial.aliased:
                 continue  # it is (part of) an input, which now holds other values
-            if name in held and not compare_leaf(name, held[name], trial.truth[name], reference).passed:
+            if name in held and not compare_named(name, name, held, trial.truth, trial.native).passed:
                 proof = f"{name} of the first call changed when the second call ran"
                 self.draft.flags.append(Flag("stale-output", "caching", "fraud", proof))
                 return
@@ -185,7 +188,9 @@ class Trials:
         ask = self.evaluation.ask
         with self.draft.stage("shape"):
             await ask(self.runner, "check", "set_reduction", limits.run_s, plan=self.session.hidden_plan)
-            answer = await self.runner.call("run", limits.compile_s, key=trial.key, grad=self.task.grad)
+            answer = await self.runner.call(
+                "run", limits.compile_s, key=trial.key, grad=self.task.grad, sample=trial.sample
+            )
             if answer.get("died"):
                 raise Stop(
                     "failed", Failure("run", answer["error"]["kind"], "at another shape, " + answer["error"]["message"])
@@ -218,7 +223,7 @@ class Trials:
         trial = await self.session.trial(0)
         limit_s = self.settings.limits.run_s
         with self.draft.stage("ablate"):
-            answer = await self.runner.call("run", limit_s, key=trial.key, ablate=True)
+            answer = await self.runner.call("run", limit_s, key=trial.key, ablate=True, sample=trial.sample)
             names = answer.get("suppressed") if answer["ok"] else None
             self.evaluation.launched |= bool(names) or not answer["ok"]
             if not isinstance(names, list) or not names:
@@ -233,18 +238,16 @@ class Trials:
             return False
         outputs = [name for name in trial.native if name.startswith("out")]
         return all(
-            name in leaves and compare_leaf(name, leaves[name], trial.truth[name], trial.native[name]).passed
-            for name in outputs
+            name in leaves and compare_named(name, name, leaves, trial.truth, trial.native).passed for name in outputs
         )
 
     async def _name_stale(self) -> None:
         """The second trial differs from the first in little; an answer that fits the first only is from a cache."""
         first = await self.session.trial(0)
-        for name, leaf in self._last.items():
-            known = first.native.get(name)
-            if not name.startswith("out") or known is None or known.shape != leaf.shape:
+        for name in self._last:
+            if not name.startswith("out") or not is_shown(name) or name not in first.native:
                 continue
-            if compare_leaf(name, leaf, first.truth[name], known).passed:
+            if compare_named(name, name, self._last, first.truth, first.native).passed:
                 proof = f"after inputs and weights changed in place, {name} is still the answer of the call before"
                 self.draft.flags.append(Flag("input-cache", "caching", "fraud", proof))
                 return
@@ -288,16 +291,14 @@ def compare_trial(
     if structure:
         cells.append(Cell(f"{name} out", passed=False, reason=structure))
     cells += form_cells(name, trial, answer)
-    for leaf, reference in trial.native.items():
+    for leaf in trial.native:
         if leaf.startswith(("state:", "grad:param")) and not copied:
             continue
         cell_name = f"{name} {task.mode} {leaf}"
         if leaf not in leaves:
             cells.append(Cell(cell_name, passed=False, reason="the candidate does not give it"))
             continue
-        cells.append(
-            compare_leaf(cell_name, leaves[leaf], trial.truth[leaf], reference, paper=task.tolerance == "paper")
-        )
+        cells.append(compare_named(cell_name, leaf, leaves, trial.truth, trial.native, paper=task.tolerance == "paper"))
     cells += [
         Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes its input, the reference's does not")
         for leaf in leaves

@@ -25,6 +25,7 @@ from drk.gym.gpu_lock import GpuLock, GpuTurns
 from drk.gym.gpu_state import doubts, read_state
 from drk.gym.kernels import merge_kernels
 from drk.gym.reference import ReferenceSession, fetch
+from drk.gym.runner.sampling import DIGEST
 from drk.gym.runner_handle import RunnerHandle
 from drk.gym.sandbox import descendants
 from drk.gym.schema import Cell, Failure, Flag, Speedups
@@ -204,11 +205,12 @@ class Contest:
         """Compare what the candidate returned in its last timed window with the reference's on the same key."""
         evaluation, limit_s = self.evaluation, self.evaluation.settings.limits.run_s
         index = self.owner.random.randrange(self.calls)
-        answer = await self._ask("candidate", "outputs", limit_s, index=index)
+        sample = self.session.sample(None)
+        answer = await self._ask("candidate", "outputs", limit_s, index=index, sample=sample)
         mine = await fetch(self.runner, answer, evaluation.settings, self.session.compare_on)
         await self._ask("eager", "prepare", limit_s, form="eager", keys=[self.window_keys[index]])
         await self._ask("eager", "go", limit_s)
-        answer = await self._ask("eager", "outputs", limit_s, index=0)
+        answer = await self._ask("eager", "outputs", limit_s, index=0, sample=sample)
         theirs = await fetch(self.session.handle, answer, evaluation.settings, self.session.compare_on)
         if mine is None or theirs is None:
             raise Stop("failed", Failure("time", "early-exit", "a process ended while timed outputs were read"))
@@ -236,8 +238,12 @@ class Contest:
         return (wall_ms - CLOCK_SLACK_MS) / (claimed_ms * repeat)
 
     def _like(self, leaf: str) -> Cell | None:
-        suffix = f" {leaf}"
-        return next((cell for cell in self.evaluation.draft.cells if cell.name.endswith(suffix)), None)
+        cells = self.evaluation.draft.cells
+        for name in (leaf, leaf.removesuffix(DIGEST)):
+            found = next((cell for cell in cells if cell.name.endswith(f" {name}")), None)
+            if found is not None:
+                return found
+        return None
 
     def conclude(self) -> None:
         """Write speed-ups, the headline (the fastest baseline) and latencies into the draft."""

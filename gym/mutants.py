@@ -11,7 +11,7 @@ from collections.abc import Callable
 
 import torch
 
-from drk.gym.compare import compare_leaf
+from drk.gym.compare import compare_named
 
 Mutant = Callable[[torch.Tensor], torch.Tensor]
 
@@ -49,11 +49,11 @@ def passing_mutants(
         return []
     found = []
     for mutant, change in MUTANTS.items():
-        if all(compare_leaf(name, change(native[name]), truth[name], native[name]).passed for name in leaves):
+        changed = {**native, **{name: change(native[name]) for name in leaves}}
+        if all(compare_named(name, name, changed, truth, native).passed for name in leaves):
             found.append(mutant)
     if previous is not None and all(
-        previous[name].shape == native[name].shape
-        and compare_leaf(name, previous[name], truth[name], native[name]).passed
+        previous[name].shape == native[name].shape and compare_named(name, name, previous, truth, native).passed
         for name in leaves
         if name in previous
     ):

@@ -20,6 +20,7 @@ from drk.gym.errors import HostError, ProtocolError, TaskError
 from drk.gym.mutants import passing_mutants
 from drk.gym.runner import transfer
 from drk.gym.runner.rungs import RUNGS
+from drk.gym.runner.sampling import is_shown
 from drk.gym.runner_handle import RunnerHandle
 from drk.gym.schema import Candidate, Task
 from drk.gym.settings import GymSettings
@@ -29,6 +30,9 @@ _HOST_KINDS = {"protocol"}
 REDRAWS = 2
 HIDDEN_ELEMENTS = 2**18
 WEIGHTS_FACTOR = 1.125
+WHOLE_ELEMENTS = 2**24
+SAMPLED_ABOVE = 2**21
+SAMPLE_ELEMENTS = 2**20
 STEADY_RMS = {torch.float32: 1e-3, torch.float16: 0.1, torch.bfloat16: 0.1}
 
 
@@ -64,6 +68,7 @@ class Trial:
     inputs: list[dict[str, Any]] = field(default_factory=list)
     recipe: dict[str, Any] = field(default_factory=dict)
     aliased: tuple[str, ...] = ()
+    sample: dict[str, Any] = field(default_factory=dict)
 
 
 def recipe_for(index: int, keys: list[int]) -> tuple[int, dict[str, Any]]:
@@ -95,6 +100,8 @@ class ReferenceSession:
         self.lock = asyncio.Lock()
         self.seed = secrets.randbits(31)
         self.keys = [secrets.randbits(62) for _ in range(settings.seeds)]
+        self.sample_seed = secrets.randbits(62)
+        self.peak_bytes = 0
         self.plan: dict[str, Any] | None = None
         self.hidden_plan: dict[str, Any] | None = None
         self._hidden: Trial | None = None
@@ -151,7 +158,7 @@ class ReferenceSession:
                 limit_s = self.settings.limits.run_s
                 await self._ask("set_reduction", limit_s, plan=self.hidden_plan)
                 try:
-                    self._hidden = await self._run_trial(secrets.randbits(62))
+                    self._hidden = await self._run_trial(secrets.randbits(62), {}, self.sample(None))
                 finally:
                     await self._ask("set_reduction", limit_s, plan=self.plan)
             return self._hidden
@@ -164,7 +171,7 @@ class ReferenceSession:
         """
         async with self.lock:
             if index not in self._trials:
-                self._trials[index] = await self._run_recipe(*recipe_for(index, self.keys))
+                self._trials[index] = await self._run_recipe(*recipe_for(index, self.keys), self.sample(index))
             return self._trials[index]
 
     async def settle_keys(self) -> None:
@@ -182,35 +189,39 @@ class ReferenceSession:
             self.keys = [secrets.randbits(62) for _ in self.keys]
             self._trials.clear()
 
-    async def _run_recipe(self, key: int, recipe: dict[str, Any]) -> Trial:
+    def sample(self, index: int | None) -> dict[str, Any]:
+        """Return how large leaves of a trial are shown: more of the first two, which others are held against."""
+        above = WHOLE_ELEMENTS if index in (0, 1) else SAMPLED_ABOVE
+        return {"seed": self.sample_seed, "above": above, "elements": SAMPLE_ELEMENTS}
+
+    async def _run_recipe(self, key: int, recipe: dict[str, Any], sample: dict[str, Any]) -> Trial:
         """Run a trial; where the reference itself does not stand a stress or strides, run a plain one instead."""
         mild = {name: value for name, value in recipe.items() if name not in ("stress", "strided")}
         try:
-            trial = await self._run_trial(key, recipe)
+            trial = await self._run_trial(key, recipe, sample)
         except TaskError:
             if mild == recipe or not self.alive:
                 raise
-            return await self._run_trial(key, {})
+            return await self._run_trial(key, {}, sample)
         if mild != recipe and not steady(trial):
-            return await self._run_trial(key, {})
+            return await self._run_trial(key, {}, sample)
         return trial
 
-    async def _run_trial(self, key: int, recipe: dict[str, Any] | None = None) -> Trial:
-        recipe = recipe or {}
+    async def _run_trial(self, key: int, recipe: dict[str, Any], sample: dict[str, Any]) -> Trial:
         shown = {name: value for name, value in recipe.items() if name != "in_place"}
         grad = self.task.grad
         native_answer, native = await self._leaves(
-            key=key, variant=self._rung(), grad=grad, log_operators=not self.operators, recipe=shown
+            key=key, variant=self._rung(), grad=grad, log_operators=not self.operators, recipe=shown, sample=sample
         )
         self.operators = self.operators or native_answer.get("operators") or []
-        _, truth = await self._leaves(key=key, variant="float64", grad=grad, recipe=shown)
+        _, truth = await self._leaves(key=key, variant="float64", grad=grad, recipe=shown, sample=sample)
         missing = sorted(set(native) - set(truth))
         if missing:
             raise TaskError(f"in float64 the module gives no {missing[0]}: its outputs depend on the dtype")
         strides = dict(zip(native, native_answer["strides"], strict=True))
         aliased = tuple(str(name) for name in native_answer.get("aliased") or [])
         described, inputs = native_answer["description"], native_answer["inputs"]
-        return Trial(key, native, truth, described, strides, inputs, recipe, aliased)
+        return Trial(key, native, truth, described, strides, inputs, recipe, aliased, sample)
 
     def _rung(self) -> str:
         """Return the variant that stands for the reference: its own, or the rung that the policy allows."""
@@ -231,7 +242,8 @@ class ReferenceSession:
         async with self.lock:
             for rung in RUNGS:
                 recipe = {name: value for name, value in trial.recipe.items() if name != "in_place"}
-                _, leaves = await self._leaves(key=trial.key, variant=rung, grad=False, recipe=recipe)
+                asked: dict[str, Any] = {"key": trial.key, "recipe": recipe, "sample": trial.sample}
+                _, leaves = await self._leaves(**asked, variant=rung, grad=False)
                 error = error_stats(leaves[leaf], trial.truth[leaf]).rms if leaf in leaves else 0.0
                 if error > 2 * own:
                     found[rung] = error
@@ -240,6 +252,7 @@ class ReferenceSession:
     async def _leaves(self, **message: Any) -> tuple[dict[str, Any], dict[str, torch.Tensor]]:
         limits = self.settings.limits
         answer = await self._ask("run", limits.compile_s, **message)
+        self.peak_bytes = max(self.peak_bytes, int(answer.get("peak_bytes") or 0))
         leaves = await fetch(self.handle, answer, self.settings, self.compare_on)
         if leaves is None:
             raise TaskError("the reference's outputs could not be read")
@@ -282,7 +295,7 @@ class ReferenceSession:
 def steady(trial: Trial) -> bool:
     """Whether the reference itself holds under a stress: finite where the truth is, and near it."""
     for name, leaf in trial.native.items():
-        if name.startswith("out") and leaf.is_floating_point():
+        if name.startswith("out") and leaf.is_floating_point() and is_shown(name):
             stats = error_stats(leaf, trial.truth[name])
             if stats.bad or stats.rms > STEADY_RMS.get(leaf.dtype, 1e-3):
                 return False

@@ -21,6 +21,7 @@ from drk.gym.protocol import Channel
 from drk.gym.runner import interpreter, profile, remap, stub_driver, timing
 from drk.gym.runner.loading import LoadFailure
 from drk.gym.runner.session import Session
+from drk.gym.runner.state_conversion import read_pickled_state
 from drk.gym.sandbox import Layers, Policy, enter
 from drk.gym.triton_adapter import describe_error
 
@@ -87,6 +88,7 @@ def handlers(session: Session) -> dict[str, Callable[[dict[str, Any], list[int]]
         "outputs": timer.outputs,
         "capture": session.capture,
         "parts": session.parts,
+        "read_state": lambda message, _fds: session.offer(read_pickled_state(session.scratch / message["name"])),
         "profile": lambda message, _fds: profile.profile(session, message),
         "kernels": lambda _message, _fds: {"kernels": kernel_rows(session)},
     }

@@ -21,6 +21,7 @@ from drk.gym.runner.float64 import float64, to_float64
 from drk.gym.runner.operators import OperatorLog
 from drk.gym.runner.recipes import scale_weights
 from drk.gym.runner.rungs import RUNGS, on_rung
+from drk.gym.runner.sampling import fingerprint, shrink
 
 
 @dataclass
@@ -94,7 +95,8 @@ class CallOptions:
     """How a call is made.
 
     ``variant`` is ``native``, ``float64``, or a precision rung (``tf32``, ``bf16``, ``fp16``); ``autocast`` a dtype
-    name or None; ``convolutions`` the rung that convolutions alone are put on (a GPU's default, mimicked on the CPU).
+    name or None; ``convolutions`` the rung that convolutions alone are put on (a GPU's default, mimicked on the CPU);
+    ``sample`` how large leaves are shown (:mod:`drk.gym.runner.sampling`).
     """
 
     variant: str = "native"
@@ -105,6 +107,12 @@ class CallOptions:
     key: int = 0
     log_operators: bool = False
     weights_factor: float | None = None
+    sample: dict[str, Any] | None = None
+
+    @property
+    def whole(self) -> int:
+        """The number of elements up to which a tensor is copied and shown whole."""
+        return int(self.sample["above"]) if self.sample is not None else 2**62
 
 
 @dataclass
@@ -166,22 +174,23 @@ def call(
         scale_weights(module, options.weights_factor)
         snapshot = StateSnapshot.take(module)
     args, kwargs = prepare_inputs(*inputs, options)
-    before = {path: tensor.detach().clone() for path, tensor in structure.tensors((args, kwargs))}
+    before = {path: fingerprint(tensor, options.whole) for path, tensor in structure.tensors((args, kwargs))}
     torch.manual_seed(options.key & 0x7FFFFFFF)
     with call_context(options):
         log = OperatorLog() if options.log_operators else None
         with log or contextlib.nullcontext():
             value = module(*args, **kwargs)
         held = output_leaves(value)
-        leaves = [(name, tensor.clone()) for name, tensor in held]
+        leaves = [(name, tensor.clone()) for name, tensor in shrink(held, options.sample)]
         if options.grad:
-            leaves += gradient_leaves(module, value, args, kwargs, options)
+            leaves += shrink(gradient_leaves(module, value, args, kwargs, options), options.sample)
     outcome = Outcome(leaves, structure.describe(value), log.rows if log is not None else [], held)
     outcome.aliased = sorted({name for name, _ in structure.aliases(held, structure.tensors((args, kwargs)))})
-    outcome.leaves += [(f"state:{key}", tensor) for key, tensor in snapshot.changed(module)]
+    changed = [(f"state:{key}", tensor) for key, tensor in snapshot.changed(module)]
     for path, tensor in structure.tensors((args, kwargs)):
-        if not same(before[path], tensor.detach()):
-            outcome.leaves.append((f"input{path}", tensor.detach()))
+        if not same(before[path], fingerprint(tensor, options.whole)):
+            changed.append((f"input{path}", tensor.detach()))
+    outcome.leaves += shrink(changed, options.sample)
     return outcome
 
 

@@ -32,10 +32,12 @@ from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions, StateSnapshot
 from drk.gym.runner.parts import record_parts
 from drk.gym.runner.recipes import apply_recipe
+from drk.gym.runner.sampling import shrink
 from drk.gym.runner.suppress import ablated, poison_free_memory
 from drk.gym.runner.tripwires import Tripwires
 
 QUEUE_CYCLES = 4_000_000
+TIDY_BYTES = 2 * 2**30
 
 Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
 
@@ -186,8 +188,8 @@ class Session:
         """Call once.
 
         ``message``: ``key``; ``variant`` (``native``, ``float64`` or a rung); ``grad``; ``log_operators``; ``recipe``
-        (see :mod:`drk.gym.runner.recipes`); ``poison`` (shapes and dtypes to spoil in free memory first);
-        ``ablate`` (true, or the name of one kernel: launch nothing of the candidate's).
+        (see :mod:`drk.gym.runner.recipes`); ``sample`` (how large leaves are shown); ``poison`` (shapes and dtypes to
+        spoil in free memory first); ``ablate`` (true, or the name of one kernel: launch nothing of the candidate's).
         """
         options = CallOptions(
             variant=message.get("variant", "native"),
@@ -198,17 +200,19 @@ class Session:
             key=int(message["key"]),
             log_operators=bool(message.get("log_operators")),
             weights_factor=(message.get("recipe") or {}).get("weights"),
+            sample=message.get("sample"),
         )
         module, snapshot = self.built, self.snapshot
         if options.variant == "float64":
             module, snapshot = self.truth_module()
         if self.device != "cpu":
+            torch.cuda.reset_peak_memory_stats()
             # What follows queues behind this: a kernel on another stream that does not wait for its inputs, or whose
             # result is not waited for, now sees or leaves old memory.
             torch.cuda._sleep(QUEUE_CYCLES)  # type: ignore[no-untyped-call]
         recipe = message.get("recipe") or {}
         inputs = apply_recipe(recipe, self.draw(options.key), self.last_inputs)
-        self.last_inputs = inputs
+        self.last_inputs = inputs if self.role == "candidate" else ([], {})  # nobody writes into the reference's
         self.before_run()
         with contextlib.ExitStack() as stack:
             suppressed = self.suppress(message.get("ablate"), stack)
@@ -216,7 +220,8 @@ class Session:
                 poison_free_memory([(tuple(s), transfer.dtype_of(d)) for s, d in message["poison"]], self.device)
             census = stack.enter_context(launch_census({str(self.scratch / "candidate.py")}))
             outcome = execute.call(module, snapshot, inputs, options)
-        self.held_before, self.held = self.held, outcome.held
+        small = [(name, tensor) for name, tensor in outcome.held if tensor.numel() <= options.whole]
+        self.held_before, self.held = self.held, small
         return {
             **self.offer(outcome.leaves),
             "description": outcome.description,
@@ -227,7 +232,17 @@ class Session:
             "tripped": self.tripwires.tripped() if self.tripwires is not None else [],
             "attempts": list(self.audit.notes) if self.audit is not None else [],
             "inputs": [{"path": p, **structure.describe_tensor(t)} for p, t in structure.tensors(inputs)],
+            "peak_bytes": self.tidied(),
         }
+
+    def tidied(self) -> int:
+        """Return the most GPU memory that the call took, in bytes; where it was much, give back what is free now."""
+        if self.device == "cpu":
+            return 0
+        peak = torch.cuda.max_memory_allocated()
+        if peak > TIDY_BYTES:
+            torch.cuda.empty_cache()
+        return peak
 
     def forget_calls(self) -> None:
         """Drop inputs and outputs of earlier calls."""
@@ -241,9 +256,9 @@ class Session:
         files = frozenset({str(self.scratch / "candidate.py")})
         return stack.enter_context(ablated(files, which if isinstance(which, str) else None))
 
-    def held_outputs(self, _message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        """Lay out the tensors that the call before last returned, as they are now."""
-        return self.offer(self.held_before)
+    def held_outputs(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Lay out the tensors that the call before last returned, as they are now; very large ones are not kept."""
+        return self.offer(shrink(self.held_before, message.get("sample")))
 
     def truth_module(self) -> tuple[torch.nn.Module, StateSnapshot]:
         """Return the float64 copy of the module, made at first use."""

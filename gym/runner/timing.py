@@ -15,6 +15,7 @@ import torch
 
 from drk.gym.runner import execute, structure
 from drk.gym.runner.execute import CallOptions
+from drk.gym.runner.sampling import shrink
 
 if TYPE_CHECKING:
     from drk.gym.runner.session import Session
@@ -137,7 +138,8 @@ class Timer:
     def outputs(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Lay out what call ``index`` of the last window returned."""
         value = self.values[int(message["index"])]
-        return {**self.session.offer(execute.output_leaves(value)), "description": structure.describe(value)}
+        shown = shrink(execute.output_leaves(value), message.get("sample"))
+        return {**self.session.offer(shown), "description": structure.describe(value)}
 
 
 def _size(args: list[Any], kwargs: dict[str, Any]) -> int:

@@ -128,11 +128,14 @@ class Bench:
         async def capture() -> Outcome:
             return Outcome("done", report=await gym.capture(task))
 
+        async def parts() -> Outcome:
+            return Outcome("done", report={"parts": await gym.parts(task)})
+
         async def profile() -> Outcome:
             return Outcome("done", report=await self._profile(task))
 
-        actions = {"evaluation": evaluation, "inspection": inspection, "capture": capture, "profile": profile}
-        return actions[fields.get("kind", "evaluation")]
+        looks = {"inspection": inspection, "capture": capture, "parts": parts, "profile": profile}
+        return {"evaluation": evaluation, **looks}[fields.get("kind", "evaluation")]
 
     async def _profile(self, task: Task) -> dict[str, Any]:
         """Return what is known of the reference without timing it: shapes, graph, estimated traffic and FLOPs."""

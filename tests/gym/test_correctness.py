@@ -7,6 +7,7 @@ import asyncio
 import pytest
 from honesty_corpus import CASES, REFERENCE
 
+import drk.gym.reference
 from drk.gym.correctness import nearest_rung, structure_difference
 from drk.gym.engine import Gym
 from drk.gym.schema import Call, Candidate, Task, TensorSpec
@@ -60,6 +61,36 @@ class Model(torch.nn.Module):
     assert [(flag.kind, flag.severity) for flag in refused.flags][-1] == ("no-own-kernel", "label")
     assert "no views" in next(flag.proof for flag in refused.flags if flag.kind == "shape-specialised")
     assert ignored.status == "rejected" and "strided" in ignored.error.message
+
+
+RIGHT = "torch.relu(x) * x.sum(0)"
+BODIES = {
+    "right": (RIGHT, "accepted"),
+    "one wrong element in a hundred": (f"{RIGHT} * (torch.arange(9900) % 100 != 57).view(x.shape)", "rejected"),
+    "another shape": (f"({RIGHT})[:-1]", "rejected"),
+    "coarse": (f"({RIGHT}).bfloat16().float()", "rejected"),
+    "changes its input": (f"{RIGHT} + 0 * x.mul_(2)", "rejected"),
+}
+
+
+def test_large_outputs_are_judged_by_rows_and_digests(monkeypatch) -> None:
+    for constant, value in (("WHOLE_ELEMENTS", 1000), ("SAMPLED_ABOVE", 500), ("SAMPLE_ELEMENTS", 200)):
+        monkeypatch.setattr(drk.gym.reference, constant, value)
+    source = "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return BODY\n"
+    files = {"model.py": source.replace("BODY", RIGHT)}
+    task = Task("large", files, "model.py", "Model", inputs=Call((TensorSpec((300, 33)),)))
+
+    async def scenario() -> None:
+        async with Gym(GymSettings(device="interpret", seeds=5, offline_compile=False)) as gym:
+            native = (await (await gym.reference(task)).trial(0)).native
+            assert native["out"].numel() < 9900 and set(native) == {"out", "out~all", "out~shape"}
+            for name, (body, status) in BODIES.items():
+                candidate = Candidate(source.replace("Model", "ModelNew").replace("BODY", body))
+                verdict = await gym.evaluate(task, candidate)
+                assert verdict.status == status, (name, verdict.error)
+                assert any(cell.name.endswith("out~all") for cell in verdict.cells) or status == "rejected"
+
+    asyncio.run(scenario())
 
 
 def test_nearest_rung() -> None:
