@@ -176,7 +176,7 @@ class Job:
         elif code < 0 or code in (128 + signal.SIGKILL, 128 + signal.SIGTERM):
             state = "killed"
         else:
-            state = "done" if code in (0, 1) else "refused"
+            state = "done" if code == 0 or (code == 1 and self._result is not None) else "refused"
         return JobEnd(state, code, self._result, _parse_error("".join(self._text)), self.run, output)
 
 

@@ -17,8 +17,10 @@ from dataclasses import dataclass
 
 from lsprotocol import types as lsp
 
+from drk.assistant.errors import TargetError
 from drk.assistant.report import Place
 from drk.assistant.report_source import Span, span_named, spans
+from drk.assistant.source_index import parse_source
 
 _LINE = re.compile(r"[^\r\n]*(?:\r\n|\r|\n)|[^\r\n]+\Z")
 _DEFINITION = re.compile(r"\s*(?:async\s+def|def|class)\s+\w+")
@@ -51,8 +53,8 @@ class TextMap:
 
     @property
     def parsed(self) -> bool:
-        """Whether the text holds definitions: false in the middle of an edit that does not parse."""
-        return bool(self.spans)
+        """Whether the text is Python: false in the middle of an edit."""
+        return bool(self.spans) or _parses(self.text)
 
     def locate(self, place: Place) -> Located | None:
         """Return where ``place`` is now, or None when its definition is gone (or it never had one)."""
@@ -86,6 +88,14 @@ class TextMap:
             start=lsp.Position(line=line, character=units(text[:start])),
             end=lsp.Position(line=line, character=units(text)),
         )
+
+
+def _parses(text: str) -> bool:
+    try:
+        parse_source(text, "")
+    except TargetError:
+        return False
+    return True
 
 
 def text_edits(before: str, after: str, units: Units) -> list[lsp.TextEdit]:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-WAIT_S = 200.0
+WAIT_S = 120.0
 SERVER = [sys.executable, "-P", "-c", "from drk.assistant.cli import main; main()", "lsp"]
 NOTHING: dict[str, Any] = {}
 FULL: dict[str, Any] = {
@@ -132,11 +132,13 @@ class WireClient:
         )
         return str(one["params"]["message"])
 
-    async def diagnostics(self, uri: str, since: int = 0) -> list[dict[str, Any]]:
-        """Return the next diagnostics of a document."""
+    async def diagnostics(self, uri: str, since: int = 0, version: int | None = None) -> list[dict[str, Any]]:
+        """Return the next diagnostics of a document, or those of a version."""
 
         def ours(one: dict[str, Any]) -> bool:
-            return one.get("method") == "textDocument/publishDiagnostics" and one["params"]["uri"] == uri
+            if one.get("method") != "textDocument/publishDiagnostics" or one["params"]["uri"] != uri:
+                return False
+            return version is None or one["params"].get("version") == version
 
         return list((await self.until(ours, since))["params"]["diagnostics"])
 
@@ -146,6 +148,13 @@ class WireClient:
         params = {"textDocument": {"uri": uri}, "range": {"start": place, "end": place}}
         asked = {"diagnostics": [], **({"only": only} if only else {}), **context}
         return list(await self.request("textDocument/codeAction", {**params, "context": asked}) or [])
+
+    async def reported(self, word: str) -> dict[str, Any]:
+        """Return the params of the first progress notification whose message holds ``word``."""
+        one = await self.until(
+            lambda m: m.get("method") == "$/progress" and word in str(m["params"]["value"].get("message"))
+        )
+        return dict(one["params"])
 
     def progress(self) -> list[dict[str, Any]]:
         """Return the values of all progress notifications so far."""
@@ -157,9 +166,18 @@ class WireClient:
             await self.request("shutdown", None)
             self.notify("exit", None)
             await asyncio.wait_for(self.process.wait(), WAIT_S)
-        self._pump.cancel()
-        self._writer.close()
+        await self.close()
         return self.process.returncode if self.process is not None else None
+
+    async def close(self) -> None:
+        """End the server however it can be ended."""
+        self._pump.cancel()
+        if self.process is not None and self.process.returncode is None:
+            self.process.kill()
+            await self.process.wait()
+        self._writer.close()
+        if self.process is not None:
+            self.process._transport.close()  # type: ignore[attr-defined]
 
     async def _read(self) -> None:
         while header := await self._reader.readline():

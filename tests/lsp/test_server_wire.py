@@ -1,0 +1,376 @@
+"""The real server over raw messages: what must hold whatever the client, the user and the machine do."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lsp_parts import MODEL, make_run, store_profile
+from lsp_wire import FULL, SERVER, WireClient, WireError
+
+CLASS_LINE = MODEL.splitlines().index("class Net(nn.Module):")
+BLOCK_LINE = MODEL.splitlines().index("class Block(nn.Module):")
+
+
+def titles(actions: list[dict[str, Any]]) -> list[str]:
+    return [one["title"] for one in actions]
+
+
+async def test_opening_editing_and_closing_runs_nothing_and_imports_no_torch(start: Any, project: Path) -> None:
+    marker = project / "was-imported"
+    text = f"{MODEL}\nopen({str(marker)!r}, 'w').close()\nraise SystemExit(3)\n"
+    (project / "model.py").write_text(text)
+    store_profile(project / "model.py")
+    client = await start(project)
+    uri = client.open(project / "model.py")
+    assert len(await client.diagnostics(uri)) >= 3
+    client.change(uri, text + "\n# more\n", 2)
+    await client.actions(uri, CLASS_LINE)
+    await client.request("textDocument/codeLens", {"textDocument": {"uri": uri}})
+    await client.request("textDocument/hover", {"textDocument": {"uri": uri}, "position": {"line": 5, "character": 1}})
+    client.notify("textDocument/didSave", {"textDocument": {"uri": uri}})
+    told = await client.command("drk.status", uri=uri)
+    client.notify("textDocument/didClose", {"textDocument": {"uri": uri}})
+    assert told["torch_imported"] is False
+    assert told["jobs"] == []
+    assert await client.stop() == 0
+    assert not marker.exists()
+
+
+async def test_diagnostics_follow_the_text(start: Any, project: Path) -> None:
+    store_profile(project / "model.py")
+    client = await start(project)
+    uri = client.open(project / "model.py")
+    first = {one["code"]: one for one in await client.diagnostics(uri)}
+    assert set(first) == {"hotspot", "memory-bound", "launch-bound", "fusable"}
+    block = first["memory-bound"]
+    assert block["range"]["start"]["line"] == BLOCK_LINE
+    assert "70 % of GPU time" in block["message"]
+    assert "in 2 modules" in block["message"]
+    assert block["severity"] == 3
+    since = len(client.seen)
+    client.change(uri, "# one line\n" + MODEL.replace("* 2.0", "* 3.0"), 2)
+    later = {one["code"]: one for one in await client.diagnostics(uri, since, version=2)}
+    assert set(later) == {"hotspot", "stale"}
+    assert later["hotspot"]["range"]["start"]["line"] == CLASS_LINE + 1
+    assert later["stale"]["severity"] == 4
+    since = len(client.seen)
+    client.change(uri, "class Net(:\n" + MODEL, 3)
+    await asyncio.sleep(1)  # a text that does not parse keeps its diagnostics: nothing is sent
+    assert not [one for one in client.seen[since:] if one.get("method") == "textDocument/publishDiagnostics"]
+    client.change(uri, "x = 1\n", 4)
+    assert await client.diagnostics(uri, since, version=4) == []
+
+
+async def test_a_search_from_click_to_restore(start: Any, project: Path, scripted: Callable[[str], list[str]]) -> None:
+    file = project / "model.py"
+    client = await start(project, {"command": scripted("win")})
+    applied: list[Any] = []
+    client.answers["workspace/applyEdit"] = lambda params: applied.append(params) or {"applied": True}
+    uri = client.open(file)
+    (action,) = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.fuse"])
+    assert "command" not in action
+    command = (await client.request("codeAction/resolve", action))["command"]
+    job = await client.request("workspace/executeCommand", {k: command[k] for k in ("command", "arguments")})
+    assert job == "job-1"
+    assert "1.40x over compile" in await client.message("apply it")
+    values = client.progress()
+    assert (values[0]["kind"], values[-1]["kind"]) == ("begin", "end")
+    assert [one["kind"] for one in values].count("end") == 1
+    assert "turn 1/2, best 1.50x over compile" in [one.get("message") for one in values]
+    found = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.apply"])
+    assert titles(found) == ["drk: apply kernels to Net (1.40x over compile)"]
+    assert await client.command(**_call(found[0])) is True
+    changes = applied[0]["edit"]["documentChanges"]
+    assert [one.get("kind", "edit") for one in changes] == ["create", "edit", "create", "edit", "edit"]
+    assert changes[-1]["textDocument"] == {"uri": uri, "version": 1}
+    assert (project / ".drk" / "applied" / "model.py.json").exists()
+    text = _edit(MODEL, changes[-1]["edits"])
+    assert "@optimized\nclass Net" in text
+    for change in changes[1:4:2]:
+        Path(change["textDocument"]["uri"].removeprefix("file://")).write_text(change["edits"][0]["newText"])
+    file.write_text(text)
+    client.change(uri, text, 2)
+    (taken,) = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.restore"])
+    assert await client.command(**_call(taken)) is True
+    changes = applied[1]["edit"]["documentChanges"]
+    assert _edit(text, changes[0]["edits"]) == MODEL
+    assert {one["kind"] for one in changes[1:]} == {"delete"}
+    assert not (project / ".drk" / "applied" / "model.py.json").exists()
+
+
+def _call(action: dict[str, Any]) -> dict[str, Any]:
+    return {"name": action["data"]["command"], **action["data"]["argument"]}
+
+
+def _edit(text: str, edits: list[dict[str, Any]]) -> str:
+    lines = text.splitlines(keepends=True)
+    for one in sorted(edits, key=lambda edit: -edit["range"]["start"]["line"]):
+        low, high = one["range"]["start"], one["range"]["end"]
+        assert low["character"] == high["character"] == 0
+        lines[low["line"] : high["line"]] = [one["newText"]]
+    return "".join(lines)
+
+
+async def test_a_client_that_refuses_progress_loses_nothing(start: Any, project: Path, scripted: Any) -> None:
+    client = await start(project, {"command": scripted("win")})
+    del client.answers["window/workDoneProgress/create"]
+    uri = client.open(project / "model.py")
+    await client.command("drk.optimize", uri=uri, target=f"{project / 'model.py'}:Net")
+    assert "1.40x over compile" in await client.message("apply it")
+    assert client.progress() == []
+
+
+async def test_a_second_click_joins_and_cancel_keeps_the_best(start: Any, project: Path, scripted: Any) -> None:
+    client = await start(project, {"command": scripted("wait")})
+    uri = client.open(project / "model.py")
+    first = await client.command("drk.optimize", uri=uri, target="Net")
+    assert await client.command("drk.optimize", uri=uri, target="Net") == first
+    await client.message("is being worked on already")
+    token = (await client.reported("turn 2/2"))["token"]
+    child = int((project / "child.pid").read_text())
+    assert "stop optimising" in titles(await client.actions(uri, CLASS_LINE))[-1]
+    client.notify("window/workDoneProgress/cancel", {"token": token})
+    assert "the best so far is kept: 1.40x over compile" in await client.message("stopped")
+    assert client.progress()[-1]["kind"] == "end"
+    await _gone(child)
+    assert "drk: apply kernels to Net (1.40x over compile)" in titles(await client.actions(uri, CLASS_LINE))
+
+
+async def test_a_killed_job_is_told_and_can_be_gone_on_with(start: Any, project: Path, scripted: Any) -> None:
+    client = await start(project, {"command": scripted("die")})
+    uri = client.open(project / "model.py")
+    run = make_run(project / "model.py", state="unfinished")
+    await client.command("drk.optimize", uri=uri, target="Net")
+    assert "was killed" in await client.message("go on where it stopped")
+    assert client.progress()[-1]["kind"] == "end"
+    (action,) = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.resume"])
+    assert action["data"]["argument"]["run"] == run.name
+
+
+@pytest.mark.parametrize(
+    ("mode", "word"), [("refuse", "no inputs are known. give --input"), ("garble", "drk failed here")]
+)
+async def test_a_command_that_refuses_is_quoted(start: Any, project: Path, scripted: Any, mode: str, word: str) -> None:
+    client = await start(project, {"command": scripted(mode)})
+    uri = client.open(project / "model.py")
+    await client.command("drk.optimize", uri=uri, target="Net")
+    assert word in await client.message("failed")
+    assert await client.command("drk.status", uri=uri)
+
+
+async def test_a_command_that_does_not_exist_is_told(start: Any, project: Path) -> None:
+    client = await start(project, {"command": ["/nowhere/drk"]})
+    uri = client.open(project / "model.py")
+    await client.command("drk.optimize", uri=uri, target="Net")
+    assert "cannot start /nowhere/drk" in await client.message("failed")
+
+
+async def test_a_killed_server_leaves_no_work_behind_and_loses_nothing(
+    start: Any, project: Path, scripted: Any
+) -> None:
+    client = await start(project, {"command": scripted("wait")})
+    uri = client.open(project / "model.py")
+    await client.command("drk.optimize", uri=uri, target="Net")
+    await client.reported("turn 2/2")
+    leader = int((project / "leader.pid").read_text())
+    client.process.send_signal(signal.SIGKILL)
+    await client.process.wait()
+    await _gone(leader)
+    again = await start(project)
+    uri = again.open(project / "model.py")
+    assert "drk: apply kernels to Net (1.40x over compile)" in titles(await again.actions(uri, CLASS_LINE))
+
+
+async def _gone(pid: int) -> None:
+    for _ in range(600):
+        try:
+            os.kill(pid, 0)
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        if state == "Z":
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"process {pid} is still there")
+
+
+async def test_an_edit_that_the_editor_refuses_changes_nothing(start: Any, project: Path) -> None:
+    make_run(project / "model.py")
+    client = await start(project)
+    client.answers["workspace/applyEdit"] = lambda _: {"applied": False, "failureReason": "busy"}
+    uri = client.open(project / "model.py")
+    before = _files(project)
+    assert await client.command("drk.apply", uri=uri) is False
+    assert "(busy)" in await client.message("did not make the edit")
+    assert _files(project) == before
+    del client.answers["workspace/applyEdit"]
+    assert await client.command("drk.apply", uri=uri) is False
+    assert _files(project) == before
+
+
+def _files(folder: Path) -> set[str]:
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return names - {".drk/.gitignore"}
+
+
+async def test_a_text_that_changed_is_followed_or_refused(start: Any, project: Path) -> None:
+    make_run(project / "model.py")
+    client = await start(project)
+    applied: list[Any] = []
+    client.answers["workspace/applyEdit"] = lambda params: applied.append(params) or {"applied": True}
+    uri = client.open(project / "model.py")
+    client.change(uri, MODEL.replace("* 2.0", "* 3.0"), 2)
+    assert await client.command("drk.apply", uri=uri) is None
+    assert "run drk optimize again" in await client.message("changed since it was optimised")
+    assert applied == []
+    moved = MODEL.replace("import torch\n", "# moved\nimport torch\n", 1)
+    client.change(uri, moved, 3)
+    assert await client.command("drk.apply", uri=uri) is True
+    change = applied[0]["edit"]["documentChanges"][-1]
+    assert change["textDocument"]["version"] == 3
+    assert "@optimized\nclass Net" in _edit(moved, change["edits"])
+
+
+async def test_a_read_only_file_is_refused(start: Any, project: Path) -> None:
+    make_run(project / "model.py")
+    (project / "model.py").chmod(0o444)
+    client = await start(project)
+    uri = client.open(project / "model.py")
+    assert await client.command("drk.apply", uri=uri) is None
+    assert "make it writable" in await client.message("is read-only")
+
+
+async def test_unsaved_and_broken_texts_are_not_searched(start: Any, project: Path, scripted: Any) -> None:
+    client = await start(project, {"command": scripted("win")})
+    uri = client.open(project / "model.py")
+    client.change(uri, MODEL + "# more\n", 2)
+    assert await client.command("drk.optimize", uri=uri, target="Net") is None
+    assert "save it" in await client.message("changes that are not saved")
+    broken = MODEL + "def (:\n"
+    (project / "model.py").write_text(broken)
+    client.change(uri, broken, 3)
+    assert await client.command("drk.optimize", uri=uri, target="Net") is None
+    assert f"model.py:{len(broken.splitlines())}" in await client.message("not valid Python")
+    assert (await client.command("drk.status", uri=uri))["jobs"] == []
+
+
+async def test_two_editors_on_one_workspace(start: Any, project: Path, scripted: Any) -> None:
+    file = project / "model.py"
+    one, two = await start(project), await start(project)
+    uri = one.open(file)
+    two.open(file)
+    make_run(file)  # what one of them, or a terminal, has found
+    name = "drk: apply kernels to Net (1.40x over compile)"
+    assert name in titles(await two.actions(uri, CLASS_LINE))
+    one.answers["workspace/applyEdit"] = lambda _: {"applied": True}
+    assert await one.command("drk.apply", uri=uri) is True
+    file.write_text(
+        MODEL.replace("from torch import nn\n", "from torch import nn\nfrom model_kernels import optimized\n")
+    )
+    assert await two.command("drk.apply", uri=uri) is None
+    assert "reload it from disk" in await two.message("this text is older")
+
+
+async def test_a_run_of_another_process_is_waited_for(start: Any, project: Path, scripted: Any) -> None:
+    run = make_run(project / "model.py", state="unfinished")
+    with (run / "lock").open("a") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        client = await start(project, {"command": scripted("win")})
+        uri = client.open(project / "model.py")
+        assert await client.command("drk.optimize", uri=uri, target="Net") is None
+        assert run.name in await client.message("another process is working on model.py")
+
+
+async def test_an_untrusted_workspace_shows_and_does_nothing(start: Any, project: Path, scripted: Any) -> None:
+    make_run(project / "model.py")
+    store_profile(project / "model.py")
+    client = await start(project, {"command": scripted("win")}, trusted=False)
+    uri = client.open(project / "model.py")
+    assert await client.diagnostics(uri)
+    for command in ("drk.optimize", "drk.apply", "drk.restore", "drk.profile", "drk.resume", "drk.openReport"):
+        since = len(client.seen)
+        assert await client.command(command, uri=uri) is None
+        await client.message("not trusted", since)
+    client.notify("drk/trusted", {})
+    await client.command("drk.optimize", uri=uri, target="Net")
+    await client.message("apply it")
+
+
+async def test_settings_come_with_their_origin_and_folders_are_apart(start: Any, tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    for folder in (one, two):
+        folder.mkdir()
+        (folder / "model.py").write_text(MODEL)
+        store_profile(folder / "model.py")
+    (two / "drk.toml").write_text("[lsp]\nmin-share = 0.9\ncommand = ['evil']\n")
+    client = await start(one)
+    uris = [client.open(folder / "model.py") for folder in (one, two)]
+    added = {"added": [{"uri": two.as_uri(), "name": "two"}], "removed": []}
+    client.notify("workspace/didChangeWorkspaceFolders", {"event": added})
+    await client.message("a project's file cannot set command")
+    told = [await client.command("drk.status", uri=uri) for uri in uris]
+    rows = [{row["name"]: row for row in one["settings"]} for one in told]
+    assert rows[0]["minShare"] == {"name": "minShare", "value": 0.05, "origin": "default"}
+    assert rows[1]["minShare"] == {"name": "minShare", "value": 0.9, "origin": str(two / "drk.toml")}
+    assert rows[1]["command"]["value"] == []
+    since = len(client.seen)
+    client.notify("workspace/didChangeConfiguration", {"settings": None})
+    assert len(await client.diagnostics(uris[1], since)) == 2  # above 0.9, and fusable
+
+
+async def test_malformed_requests_are_answered_and_survived(start: Any, project: Path) -> None:
+    client = await start(project)
+    uri = client.open(project / "model.py")
+    for params in (
+        {"command": "drk.optimize", "arguments": []},
+        {"command": "drk.optimize", "arguments": ["text"]},
+        {"command": "drk.optimize", "arguments": [{"uri": 5}]},
+        {"command": "drk.nothing", "arguments": [{}]},
+    ):
+        with pytest.raises(WireError):
+            await client.request("workspace/executeCommand", params)
+    forged = {"title": "x", "data": {"command": "rm", "argument": {}}}
+    assert "command" not in await client.request("codeAction/resolve", forged)
+    for strange in ("untitled:Untitled-1", "file:///nowhere/at/all.py", "vscode-notebook-cell:/a#1"):
+        assert await client.command("drk.optimize", uri=strange) is None
+    client.notify("textDocument/didOpen", {"nonsense": True})
+    client.notify("drk/unknown", {})
+    assert (await client.command("drk.status", uri=uri))["jobs"] == []
+    assert await client.command("drk.cancel", job="job-99") is False
+
+
+async def test_a_client_without_any_capability_gets_plain_edits_and_written_files(start: Any, project: Path) -> None:
+    make_run(project / "model.py")
+    client = await start(project, capabilities={})
+    applied: list[Any] = []
+    client.answers["workspace/applyEdit"] = lambda params: applied.append(params) or {"applied": True}
+    uri = client.open(project / "model.py")
+    (action,) = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.apply"])
+    assert action["command"]["command"] == "drk.apply"
+    assert await client.command("drk.apply", uri=uri) is True
+    assert list(applied[0]["edit"]["changes"]) == [uri]
+    assert {"model_kernels.py", "test_model_kernels.py"} <= _files(project)
+
+
+async def test_tcp_serves_one_editor_of_this_machine(project: Path) -> None:
+    process = await asyncio.create_subprocess_exec(*SERVER, "--tcp", "0", stderr=asyncio.subprocess.PIPE)
+    assert process.stderr is not None
+    port = 0
+    while not port:
+        line = (await process.stderr.readline()).decode()
+        port = int(line.rpartition(",")[2].strip(" )\n")) if "Serving on" in line else 0
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    client = WireClient(reader, writer, None)
+    assert "codeActionProvider" in await client.initialize(project, FULL)
+    await client.request("shutdown", None)
+    client.notify("exit", None)
+    assert await asyncio.wait_for(process.wait(), 60) == 0
+    await client.close()
+    await writer.wait_closed()
