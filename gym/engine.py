@@ -32,6 +32,9 @@ from drk.gym.wire import check_task, task_id
 from drk.gym.zygote_client import ZygoteClient
 
 MAX_SESSIONS = 4
+MEMORY_SHARES = 3
+"""What an evaluation may need of an equal share of the GPU's memory before it has to wait for others like it."""
+UNKNOWN_MEMORY_BYTES = 16 * 2**30
 
 
 @dataclass(frozen=True)
@@ -82,6 +85,7 @@ class Gym:
         self._sessions: OrderedDict[str, asyncio.Task[ReferenceSession]] = OrderedDict()
         self._slots = asyncio.Semaphore(max(self.settings.parallel, 1))
         self._measurement: Measurement | None = None
+        self._room = asyncio.Lock()
 
     async def __aenter__(self) -> Self:
         """Resolve the device and begin to warm the zygotes.
@@ -197,6 +201,15 @@ class Gym:
 
     async def _start_session(self, task: Task) -> ReferenceSession:
         check_task(task)
+        try:
+            return await self._prepared(task)
+        except TaskError as error:
+            if self.gpu is None or error.kind != "reference-out-of-memory":
+                raise
+        async with self._room:  # perhaps others had the memory
+            return await self._prepared(task)
+
+    async def _prepared(self, task: Task) -> ReferenceSession:
         handle = await self.start_runner("reference", task_files(task), threads=2)
         runs_on, compares_on = ("cpu", "cpu") if self.device == "interpret" else ("cuda:0", self.device)
         session = ReferenceSession(task, self.settings, handle, runs_on, compares_on)
@@ -247,6 +260,23 @@ class Gym:
             return
         async with self._measuring().turns.sharing():
             yield
+
+    @asynccontextmanager
+    async def room(self, need_bytes: int) -> AsyncIterator[None]:
+        """Have the GPU's memory to oneself among those who need much of it: several of them would not fit."""
+        if self.gpu is None or need_bytes <= self.memory_bytes // (MEMORY_SHARES * max(self.settings.parallel, 1)):
+            yield
+            return
+        async with self._room:
+            yield
+
+    @property
+    def memory_bytes(self) -> int:
+        """The GPU's memory by its data sheet; a small one's where the GPU is not known."""
+        try:
+            return device_facts(self.gpu.name if self.gpu is not None else "").memory_bytes
+        except DeviceError:
+            return UNKNOWN_MEMORY_BYTES
 
     async def inspect(self, task: Task) -> Inspection:
         """Load and run the reference once, in its own dtype and in float64.

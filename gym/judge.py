@@ -83,7 +83,7 @@ class Evaluation:
                 with self.draft.stage("reference"):
                     session = await stack.enter_async_context(self.gym.using(self.task))
                 self._note_insensitive(session)
-                await self._judge(session)
+                await self._judge_with_room(session)
             status, failure = self._conclusion()
         except Stop as stop:
             status, failure = stop.status, stop.failure
@@ -97,6 +97,20 @@ class Evaluation:
             told = ", ".join(session.untold)
             note = f"the module is insensitive: wrong outputs ({told}) cannot be told from right ones"
             self.draft.notes.append(note)
+
+    async def _judge_with_room(self, session: ReferenceSession) -> None:
+        """Judge; what the GPU's memory did not suffice for is tried once more with that memory to itself."""
+        try:
+            async with self.gym.room(session.peak_bytes):
+                await self._judge(session)
+        except Stop as stop:
+            if self.gym.gpu is None or not is_gpu_memory(stop.failure):
+                raise
+            self.draft.restart()
+            self.launched = False
+            self._note_insensitive(session)
+            async with self.gym.room(self.gym.memory_bytes):
+                await self._judge(session)
 
     async def _judge(self, session: ReferenceSession) -> None:
         """Run everything that needs a process."""
@@ -258,6 +272,11 @@ class Evaluation:
             sandbox_level=self.settings.sandbox,
             timings_s=draft.timings_s,
         )
+
+
+def is_gpu_memory(failure: Failure) -> bool:
+    """Whether an evaluation ended for want of GPU memory, which may be others' doing."""
+    return failure.kind == "out-of-memory" and "CUDA" in failure.message
 
 
 def _weights(answer: dict[str, Any]) -> WeightsHow:

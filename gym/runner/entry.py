@@ -86,6 +86,7 @@ def handlers(session: Session) -> dict[str, Callable[[dict[str, Any], list[int]]
         "prepare": timer.prepare,
         "go": timer.go,
         "outputs": timer.outputs,
+        "rest": timer.rest,
         "capture": session.capture,
         "parts": session.parts,
         "read_state": lambda message, _fds: session.offer(read_pickled_state(session.scratch / message["name"])),

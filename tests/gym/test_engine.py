@@ -10,6 +10,7 @@ from dataclasses import replace
 import pytest
 from crash_corpus import CASES, RIGHT, forward
 
+from drk.gym.devices import Gpu
 from drk.gym.engine import Gym, resolve_device
 from drk.gym.errors import DeviceError, HostError, TaskError
 from drk.gym.schema import Call, Candidate, Task, TensorSpec
@@ -83,6 +84,24 @@ def test_all_calls_together_have_a_limit() -> None:
         assert "all its calls together may take 3 s" in verdict.error.message
 
     asyncio.run(scenario())
+
+
+async def test_those_who_need_much_gpu_memory_go_one_at_a_time() -> None:
+    gym = Gym(replace(SETTINGS, parallel=4))
+    gym.gpu = Gpu("GPU-0", "NVIDIA H200", 0)
+    inside: list[int] = []
+
+    async def work(need_bytes: int) -> int:
+        async with gym.room(need_bytes):
+            inside.append(need_bytes)
+            crowd = len([need for need in inside if need == need_bytes])
+            await asyncio.sleep(0.01)
+            inside.remove(need_bytes)
+            return crowd
+
+    small, large = 2**30, 40 * 2**30
+    crowds = await asyncio.gather(*(work(need) for need in (small, large) * 4))
+    assert max(crowds[0::2]) == 4 and max(crowds[1::2]) == 1
 
 
 @pytest.mark.parametrize("name", ["cuda:7", "gpu", "cuda:x"])
