@@ -24,17 +24,22 @@ from drk.gym import triton_adapter
 from drk.gym.runner import execute
 from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions
+from drk.gym.runner.structure import size_bytes
 
 if TYPE_CHECKING:
     from drk.gym.runner.session import Session
 
 SCOPE = "drk-launch-"
+MAX_INPUT_BYTES = 2**30
 
 
 def profile(session: Session, message: dict[str, Any]) -> dict[str, Any]:
-    """Run the module once for each of ``keys``; answer kernel rows and the owned share of device time."""
+    """Run the module once for each of ``keys`` (fewer where inputs are large); answer kernel rows and the owned share."""
     options = CallOptions(autocast=session.meta.get("autocast"), device=session.device)
-    calls = [session.draw(int(key)) for key in message["keys"]]
+    keys = [int(key) for key in message["keys"]]
+    calls = [session.draw(keys[0])]
+    fitting = MAX_INPUT_BYTES // max(size_bytes(calls[0]), 1)
+    calls += [session.draw(key) for key in keys[1:fitting]]
     path = session.scratch / "profile"
     owned = {str(session.scratch / "candidate.py")}
     torch.cuda.synchronize()

@@ -251,3 +251,8 @@ def aliases(
         if pointer is not None:
             found.extend((path, other) for other in by_pointer.get(pointer, ()) if other != path)
     return found
+
+
+def size_bytes(value: Any) -> int:
+    """Return the bytes of all tensors in ``value``."""
+    return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors(value))

@@ -61,7 +61,12 @@ class Timer:
             times.append(_CLOCK() - before)
             if len(times) >= MIN_WARM_CALLS and times[-1] > 0.7 * times[-2] and sum(times[1:]) > 0.025:
                 break
-        return {"first_s": times[0], "latency_s": min(times), "calls": len(times), "input_bytes": _size(args, kwargs)}
+        return {
+            "first_s": times[0],
+            "latency_s": min(times),
+            "calls": len(times),
+            "input_bytes": structure.size_bytes((args, kwargs)),
+        }
 
     def _start_clean(self) -> None:
         # What correctness left in the allocator's pools would make two processes with the same code differ.
@@ -146,7 +151,3 @@ class Timer:
         self.flush = None
         self._start_clean()
         return {}
-
-
-def _size(args: list[Any], kwargs: dict[str, Any]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for _, tensor in structure.tensors((args, kwargs)))
