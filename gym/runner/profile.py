@@ -34,7 +34,7 @@ MAX_INPUT_BYTES = 2**30
 
 
 def profile(session: Session, message: dict[str, Any]) -> dict[str, Any]:
-    """Run the module once for each of ``keys`` (fewer where inputs are large); answer kernel rows and the owned share."""
+    """Run the module once for each of ``keys`` (fewer if large); answer kernel rows and the owned share."""
     options = CallOptions(autocast=session.meta.get("autocast"), device=session.device)
     keys = [int(key) for key in message["keys"]]
     calls = [session.draw(keys[0])]
