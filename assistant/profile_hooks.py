@@ -138,7 +138,7 @@ class ProfileRecorder:
         entry.calls += 1
         entered = False
         if not stack:
-            self.tick(entry)
+            self.tick(entry, module)
         stack.append(entry)
         self.count_kind(entry, module, args, kwargs)
         if len(stack) == 1:
@@ -185,13 +185,13 @@ class ProfileRecorder:
             path = f"{above}.<{entry.class_name}>".lstrip(".")
         entry.path = path
 
-    def tick(self, entry: Entry) -> None:
+    def tick(self, entry: Entry, module: Any) -> None:
         """A call of a root module begins."""
         times = self.steps.setdefault(entry.number, [])
         if len(times) < MAX_STEPS_KEPT:
             times.append(time.perf_counter_ns())
         before = self.window.state
-        self.window.mark_step(entry.number, entry.calls - 1)
+        self.window.mark_step(entry.number, entry.calls - 1, module)
         closed = before == "open" and self.window.state != "open"
         if closed or time.monotonic() - self.written_at > WRITE_EVERY_S:
             self.write()

@@ -5,8 +5,8 @@ an operator called from line 12 of the line table, ``drk|s|7|3`` where the step 
 around work of the recorder's own. Whatever lies inside a range, kernels launched from there included, belongs to it.
 
 Lines come from a torch function mode, which sees operators (``x + y`` too) at the place where Python calls them; the
-innermost frame outside of the standard library and installed packages counts. It stays off under ``torch.compile``,
-whose guards would compile everything anew.
+innermost frame outside of the standard library and installed packages counts. It stays off where modules are compiled
+(``torch.compile`` guards on modes and would compile everything anew); a compiled function is compiled once more.
 """
 
 from __future__ import annotations
@@ -89,14 +89,15 @@ def own_work() -> Iterator[None]:
 
 def line_mode(lines: LineTable) -> Any:
     """Return a torch function mode that marks each operator with its source line."""
-    torch = sys.modules["torch"]
-    make = range_maker()
+    torch, make = sys.modules["torch"], range_maker()
 
     class LineMode(torch.overrides.TorchFunctionMode):  # type: ignore[name-defined,misc]
         """Marks operators with the line that calls them."""
 
         def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
             del types
+            if torch.compiler.is_compiling():  # a compiled function: traced without marks
+                return func(*args, **(kwargs or {}))
             number = lines.line_of(sys._getframe(1))
             if number is None:
                 return func(*args, **(kwargs or {}))
@@ -106,10 +107,15 @@ def line_mode(lines: LineTable) -> Any:
     return LineMode()
 
 
-def compiles(torch: Any) -> bool:
-    """Whether this process uses ``torch.compile``."""
+def compiles(module: Any) -> bool:
+    """Whether ``torch.compile`` is in use: for a part of ``module``, or anywhere in this process so far."""
     frames = sys.modules.get("torch._dynamo.eval_frame")
-    return frames is not None and getattr(frames, "most_recent_backend", None) is not None and torch is not None
+    if frames is None:
+        return False
+    if getattr(frames, "most_recent_backend", None) is not None:
+        return True
+    parts = [part for part in module.modules() if isinstance(part, frames.OptimizedModule)]
+    return bool(parts) or any(getattr(part, "_compiled_call_impl", None) is not None for part in module.modules())
 
 
 class ModeSlot:
@@ -140,9 +146,9 @@ class ModeSlot:
         self._mode.__enter__()
         return True
 
-    def end_call(self, entered: bool, *, rest: bool) -> None:
+    def end_call(self, *, rest: bool) -> None:
         """After it: leave the mode, or let it rest at the bottom (``rest``) where nothing else is on the stack."""
-        if not entered or not self.on_top():
+        if not self.on_top():
             return
         if rest and len(self._stack()) == 1:
             self._resting = True

@@ -6,6 +6,9 @@ program. The trace is written by torch as a Chrome trace, which the ``drk`` proc
 What is watched: operators with shapes on the CPU, kernels and copies on a GPU. Python stacks are not recorded (they
 would slow the program several times); :mod:`drk.assistant.profile_marks` supplies lines.
 
+The window belongs to the thread that begins it: torch.profiler watches that thread (and autograd's) only, and only that
+thread may end it. Calls in other threads are counted, and their time is not seen.
+
 Limits: a program that already profiles itself is left alone, and one that starts to do so within our window meets
 torch's own "already enabled" error.
 """
@@ -14,6 +17,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -48,10 +52,11 @@ class Window:
         self.slot: ModeSlot | None = None
         self._profiler: Any = None
         self._began = 0.0
+        self._owner = 0
         self._range: Any = None
 
-    def open(self) -> None:
-        """Start the profiler."""
+    def open(self, module: Any) -> None:
+        """Start the profiler; ``module`` is called first."""
         torch = sys.modules["torch"]
         kinds = torch.profiler.ProfilerActivity
         activities = [kinds.CPU, kinds.CUDA] if uses_gpu(torch, self.on_gpu) else [kinds.CPU]
@@ -62,15 +67,15 @@ class Window:
             self.state, self.reason = "refused", str(error).splitlines()[0]
             return
         self._profiler, self._range, self.state = profiler, range_maker(), "open"
-        self._began = time.monotonic()
-        if not compiles(torch):
+        self._began, self._owner = time.monotonic(), threading.get_ident()
+        if not compiles(module):
             self.slot = ModeSlot(self.lines)
 
-    def mark_step(self, root: int, number: int) -> None:
+    def mark_step(self, root: int, number: int, module: Any) -> None:
         """Note that a call of a root module begins; close the window when it has seen enough."""
         if self.state == "waiting":
-            self.open()
-        if self.state != "open":
+            self.open(module)
+        if self.state != "open" or threading.get_ident() != self._owner:
             return
         seen = self.seen[root] = self.seen.get(root, 0) + 1
         self.first_step.setdefault(root, number)
@@ -91,16 +96,21 @@ class Window:
 
     def begin_root(self) -> bool:
         """Let operators be marked with lines while a root module runs."""
-        return self.slot.begin_call() if self.slot is not None and self.state == "open" else False
+        if self.slot is None or self.state != "open" or threading.get_ident() != self._owner:
+            return False
+        return self.slot.begin_call()
 
     def end_root(self, entered: bool) -> None:
         """Undo :meth:`begin_root`, or let the mode rest for the code between calls."""
-        if self.slot is not None:
-            self.slot.end_call(entered, rest=self.state == "open")
+        if entered and self.slot is not None:
+            self.slot.end_call(rest=self.state == "open")
 
     def close(self) -> None:
         """Stop the profiler and write its trace."""
         if self.state != "open":
+            return
+        if threading.get_ident() != self._owner:
+            self.state, self.reason = "refused", "the thread that called modules has ended, and with it the profiler"
             return
         self.state = "closed"
         if self.slot is not None:
