@@ -44,7 +44,8 @@ def _sums_columns(node: Node, product: Product, metas: Mapping[str, TensorMeta])
     bias = metas[product.bias] if product.bias else None
     columns = product.node.meta.shape[-1]
     plain_bias = bias is None or bias.shape == (columns,)
-    return product.node.meta.dtype == "float32" and 2 <= inner <= MAX_COLUMNS and columns > 1 and plain_bias
+    plain = plain_bias and not product.batched and product.node.meta.dtype == "float32"
+    return plain and 2 <= inner <= MAX_COLUMNS and columns > 1
 
 
 def _thin(node: Node, product: Product, metas: Mapping[str, TensorMeta]) -> list[Node]:

@@ -150,8 +150,8 @@ def _class_hits(node: Node, draft: Draft, x: Ref, target: Ref) -> Ref | None:
     if labels.dtype != "int64" or labels.shape != shape[:axis] + shape[axis + 1 :] or shape[axis] < 2:
         return None
     count, rest = shape[axis], (1,) * (len(shape) - axis - 1)
-    options: dict[str, Any] = {"dtype": Symbol("dtype", "int64"), "device": Symbol("device", "cuda")}
-    meta = contiguous_meta((count,), "int64")
+    options: dict[str, Any] = {"dtype": Symbol("dtype", "int32"), "device": Symbol("device", "cuda")}
+    meta = contiguous_meta((count,), "int32")
     made = replace(node, op="aten.arange.default", args=(count,), kwargs=options, metas=(meta,))
     classes = draft.append(made, "classes")
     if rest:

@@ -4,7 +4,8 @@ float32 operands are multiplied with ``input_precision="tf32x3"``: three TF32 pr
 IEEE float32 and faster than it on tensor cores. float16 and bfloat16 use the tensor cores natively. Accumulation and
 epilogue are float32; the result is rounded once.
 
-Left out: split-K for thin outputs, persistent kernels, batched products, tensor descriptors.
+Batched products, with one or two leading dimensions, take each factor by its own strides (0 where it is broadcast).
+Left out: split-K for thin outputs, persistent kernels, tensor descriptors.
 """
 
 from __future__ import annotations
@@ -29,18 +30,24 @@ from drk.gym.graph import TensorMeta
 
 _SCHEDULE = [
     "# Tiles that run at the same time share operands in L2: walk down GROUP_M row tiles, then one column on.",
-    "pid = tl.program_id(0)",
     "tiles_m = tl.cdiv(n_rows, BLOCK_M)",
     "tiles_n = tl.cdiv(n_cols, BLOCK_N)",
+    "{position}",
     "width = GROUP_M * tiles_n",
     "first = pid // width * GROUP_M",
     "height = tl.minimum(tiles_m - first, GROUP_M)",
     "tile_m = first + pid % width % height",
     "tile_n = pid % width // height",
-    "rows = tile_m.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
+    "{rows} = tile_m.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
     "cols = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)",
     "inner = tl.arange(0, BLOCK_K)",
 ]
+_FLAT = {"position": "pid = tl.program_id(0)", "rows": "rows", "local": "rows"}
+_BATCHED = {
+    "position": "pid = tl.program_id(0) % (tiles_m * tiles_n)",
+    "rows": "matrix_rows",
+    "local": "matrix_rows",
+}
 
 
 def write_matmul(
@@ -57,12 +64,21 @@ def write_matmul(
     outputs = tuple(operand.value for operand in region.outputs)
     formula = body.formula(outputs)
     factors = _factors(region)
-    lines = [*_SCHEDULE, *_product_lines(body), *_epilogue_lines(body)]
+    batched = region.products[0].batched
+    words = _BATCHED if batched else _FLAT
+    schedule = [line.format(**words) for line in _SCHEDULE]
+    if batched:
+        schedule += [
+            "batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)",
+            "rows = batch * n_rows + matrix_rows",
+        ]
+    lines = [*schedule, *_product_lines(body, words["local"]), *_epilogue_lines(body, words["local"])]
     parameters = [
         *(f"{names[value]}_mat" for value in factors),
         *pointers.parameters,
         *("n_rows", "n_cols", "n_inner"),
         *(f"stride_{names[value]}_{axis}" for value in factors for axis in (0, 1)),
+        *(parameter for parameter, _ in _batch_arguments(body)),
         *shapes.parameters,
         *(f"{item}: tl.constexpr" for item in ("INDEX", "PRECISION", "EVEN_INNER")),
         *(f"{item}: tl.constexpr" for item in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")),
@@ -80,32 +96,76 @@ def _factors(region: Region) -> list[str]:
 
 
 def _product_operands(region: Region, metas: Mapping[str, TensorMeta]) -> tuple[Operand, ...]:
-    """The factors, seen as operands that tell sizes: the left one for all rows, the first right one for the columns."""
-    rank = len(region.shape)
+    """The factors, seen as operands that tell sizes: the left one for the rows, the first right one for the columns."""
     product = region.products[0]
-    rows = tuple(dim < rank - 1 for dim in range(rank))
-    left = Operand(product.left, metas[product.left], rows, tuple(dim - rank for dim in range(rank)))
-    axis = 0 if product.transposed else 1
-    columns = tuple(not item for item in rows)
-    axes = tuple(None if item else axis - 2 for item in rows)
-    right = Operand(product.right, metas[product.right], columns, axes, fixed=True)
-    return left, right
+    first, second = metas[product.left], metas[product.right]
+    left = _factor(product.left, first, region.shape, -1)
+    if product.batched:
+        return left, _factor(product.right, second, region.shape, -2)
+    rank = len(region.shape)
+    columns = tuple(dim == rank - 1 for dim in range(rank))
+    axes = tuple((-2 if product.transposed else -1) if item else None for item in columns)
+    return left, Operand(product.right, second, columns, axes, fixed=True)
 
 
-def _product_lines(body: Body) -> list[str]:
+def _factor(value: str, meta: TensorMeta, shape: tuple[int, ...], inner: int) -> Operand:
+    """A factor as an operand; ``inner`` is the axis that the product sums over."""
+    rank = len(shape)
+    axes = tuple(
+        dim - rank
+        if dim - rank != inner and rank - dim <= len(meta.shape) and meta.shape[dim - rank] == shape[dim]
+        else None
+        for dim in range(rank)
+    )
+    return Operand(value, meta, tuple(axis is not None for axis in axes), axes)
+
+
+def _batch_arguments(body: Body) -> list[tuple[str, str]]:
+    """(parameter, launcher expression) of the strides along the batch dimensions, and of the inner batch size."""
+    product = body.region.products[0]
+    if not product.batched:
+        return []
+    rank = len(body.region.shape)
+    found = []
+    for value in _factors(body.region):
+        operand = _factor(value, body.metas[value], body.region.shape, 0)
+        for dim in range(rank - 2):
+            name, axis = body.names[value], operand.axes[dim]
+            found.append((f"stride_{name}_batch_{dim}", "0" if axis is None else f"{name}.stride({axis})"))
+    if rank > 3:
+        operands = [item for item in body.extra_operands if item.varies[1]]
+        axis = operands[0].axes[1]
+        found.append(("inner_batches", f"{body.names[operands[0].value]}.shape[{axis}]"))
+    return found
+
+
+def _batch_offset(body: Body, name: str) -> str:
+    """Pointer to a factor's matrix of the program's batch."""
+    if not body.region.products[0].batched:
+        return f"{name}_mat"
+    if len(body.region.shape) == 3:
+        return f"{name}_mat + batch * stride_{name}_batch_0"
+    outer, inner = f"batch // inner_batches * stride_{name}_batch_0", f"batch % inner_batches * stride_{name}_batch_1"
+    return f"{name}_mat + {outer} + {inner}"
+
+
+def _product_lines(body: Body, rows: str) -> list[str]:
     left, *rights = (body.names[value] for value in _factors(body.region))
     transposed = body.region.products[0].transposed
     column, step = (0, 1) if transposed else (1, 0)
     accumulators = [body.names[product.node.name] for product in body.region.products]
     lines = [
         "# Out-of-range rows and columns wrap around: their products are never stored.",
-        "left_rows = rows % n_rows",
+        f"left_rows = {rows} % n_rows",
         "right_cols = (cols % n_cols).to(INDEX)",
-        f"left_ptrs = {left}_mat + left_rows[:, None] * stride_{left}_0 + inner[None, :] * stride_{left}_1",
+        f"left_ptrs = {_batch_offset(body, left)}"
+        f" + left_rows[:, None] * stride_{left}_0 + inner[None, :] * stride_{left}_1",
     ]
     for right in rights:
         by_column = f"right_cols[None, :] * stride_{right}_{column}"
-        lines.append(f"{right}_ptrs = {right}_mat + {by_column} + inner[:, None] * stride_{right}_{step}")
+        lines.append(
+            f"{right}_ptrs = {_batch_offset(body, right)} + {by_column} + inner[:, None] * stride_{right}_{step}"
+        )
     lines += [f"{name} = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)" for name in accumulators]
     lines += [
         "for start in range(0, n_inner, BLOCK_K):",
@@ -126,13 +186,13 @@ def _product_lines(body: Body) -> list[str]:
     return lines
 
 
-def _epilogue_lines(body: Body) -> list[str]:
+def _epilogue_lines(body: Body, rows: str) -> list[str]:
     products = {product.node.name: product for product in body.region.products}
     biases = [f"{body.names[p.node.name]} += {body.names[p.bias]}" for p in products.values() if p.bias]
     pointwise = [node for node in body.region.nodes if node.name not in products]
     return [
         "",
-        "row_mask = rows[:, None] < n_rows",
+        f"row_mask = {rows}[:, None] < n_rows",
         "col_mask = cols[None, :] < n_cols",
         "mask = row_mask & col_mask",
         *index_lines(body.domain.rows, "rows"),
@@ -150,18 +210,27 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> l
     left, *rights = (names[value] for value in _factors(region))
     pointers, shapes = pointer_arguments(body), shape_arguments(body)
     precision = "tf32x3" if product.node.meta.dtype == "float32" else "ieee"
-    flat = f"{left}_2d"
-    lines = layout_lines(body, owned)
-    lines += allocation_lines(body)
+    lines = [*layout_lines(body, owned), *allocation_lines(body)]
+    column = -2 if product.transposed else -1
+    tiles = f"triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, {tile.block_n})"
+    out = f"out_{names[region.outputs[0].value]}"
+    if product.batched:
+        flat, strides = left, [f"{item}.stride({axis})" for item in (left, *rights) for axis in (-2, -1)]
+        lines += [f"n_rows, n_inner = {left}.shape[-2:]", f"n_cols = {rights[0]}.shape[{column}]"]
+        tiles = f"{tiles} * ({out}.numel() // (n_rows * n_cols))"
+        largest = f"{left}.numel(), {out}.numel(), {rights[0]}.numel()"
+    else:
+        flat = f"{left}_2d"
+        strides = [f"{item}.stride({axis})" for item in (flat, *rights) for axis in (0, 1)]
+        lines += [f"{flat} = {left}.reshape(-1, {left}.shape[-1])", f"n_rows, n_inner = {flat}.shape"]
+        lines += [f"n_cols = {rights[0]}.shape[{column + 2}]"]
+        largest = f"{flat}.numel(), n_rows * n_cols, {rights[0]}.numel()"
     lines += [
-        f"{flat} = {left}.reshape(-1, {left}.shape[-1])",
-        f"n_rows, n_inner = {flat}.shape",
-        f"n_cols = {rights[0]}.shape[{0 if product.transposed else 1}]",
         f"block_m = max(16, min({tile.block_m}, triton.next_power_of_2(n_rows)))",
-        f"index_type = tl.int32 if max({flat}.numel(), n_rows * n_cols, {rights[0]}.numel()) < 2**31 else tl.int64",
+        f"index_type = tl.int32 if max({largest}) < 2**31 else tl.int64",
     ]
-    strides = [f"{item}.stride({axis})" for item in (flat, *rights) for axis in (0, 1)]
-    values = [flat, *rights, *pointers.values, "n_rows", "n_cols", "n_inner", *strides, *shapes.values]
+    values = [flat, *rights, *pointers.values, "n_rows", "n_cols", "n_inner", *strides]
+    values += [*(value for _, value in _batch_arguments(body)), *shapes.values]
     options = [
         "INDEX=index_type",
         f'PRECISION="{precision}"',
@@ -173,5 +242,4 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> l
         f"num_warps={tile.num_warps}",
         f"num_stages={tile.num_stages}",
     ]
-    grid = f"(triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, {tile.block_n}),)"
-    return [*lines, *call_lines(f"{name}_kernel", grid, values, options), result_line(body)]
+    return [*lines, *call_lines(f"{name}_kernel", f"({tiles},)", values, options), result_line(body)]

@@ -25,6 +25,7 @@ _RESERVED = {
     "first_row", "first_col", "index_type", "block_m", "block_n", "num_warps", "tiles_m", "tiles_n", "width", "first",
     "height", "n_elements",
     "pieces", "piece", "slots", "slot_mask", "counts", "n_pieces", "piece_size", "wanted", "inside",
+    "matrix_rows", "batch", "inner_batches",
     "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
 }  # fmt: skip
 

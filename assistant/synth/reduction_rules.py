@@ -175,7 +175,43 @@ def _broadcast_tensors(node: Node, draft: Draft) -> Ref | None:
     return None
 
 
+def _thin_product(node: Node, draft: Draft) -> Ref | None:
+    """A matrix times a vector, or a single column, as a multiplication and a row sum; a diagonal times a matrix."""
+    left, right = node.args[:2]
+    metas = [draft.metas.get(item.name) if isinstance(item, Ref) else None for item in (left, right)]
+    first, second = metas
+    if first is None or second is None or first.dtype not in FLOATS or first.dtype != second.dtype:
+        return None
+    diagonal = next((item for item in draft.nodes if item.name == left.name and item.bare_op in _DIAGONALS), None)
+    if diagonal is not None and len(second.shape) == 2 and len(diagonal.args) == 1:
+        entries = diagonal.args[0]
+        if len(draft.metas[entries.name].shape) == 1:
+            column = draft.emit(node, "entries", "reshape.default", entries, (first.shape[-1], 1))
+            return draft.emit(node, "scaled", "mul.Tensor", column, right)
+    inner = first.shape[-1]
+    single = second.shape == ((1, inner) if node.bare_op == "linear" else (inner, 1))
+    if inner < 2 or len(first.shape) < 1 or not (len(second.shape) == 1 or single):
+        return None
+    if single and len(first.shape) > 1:
+        row = draft.emit(node, "column", "reshape.default", right, (inner,))
+        product = draft.emit(node, "products", "mul.Tensor", left, row)
+        total = draft.emit(node, "dot", "sum.dim_IntList", product, (-1,), True)
+        bias = node.args[2] if node.bare_op == "linear" and len(node.args) > 2 else None
+        return total if bias is None else draft.emit(node, "shifted", "add.Tensor", total, bias)
+    if len(second.shape) != 1 or node.bare_op == "linear":
+        return None
+    product = draft.emit(node, "products", "mul.Tensor", left, right)
+    return draft.emit(node, "dot", "sum.dim_IntList", product, (-1,), False)
+
+
+_DIAGONALS = frozenset({"diag", "diag_embed"})
+
 REDUCTION_RULES: Mapping[str, Rule] = {
+    "mv": _thin_product,
+    "dot": _thin_product,
+    "mm": _thin_product,
+    "matmul": _thin_product,
+    "linear": _thin_product,
     "linalg_vector_norm": _linalg_vector_norm,
     "norm": _norm,
     "frobenius_norm": lambda node, draft: _norm(_with_order(node), draft),

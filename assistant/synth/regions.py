@@ -6,7 +6,7 @@ operators around them; ``split`` where rows are long or few) and ``pointwise``.
 
 A region walks its dimensions in an order of its own, its frame: reduced dimensions come last whichever they are, and
 channels come last where most tensors have them innermost. Left out: views inside a region, reductions behind a matrix
-product, batched products. What no region takes stays a torch operator.
+product. What no region takes stays a torch operator.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from drk.assistant.synth.windows import Window
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
 MAX_OPERANDS = 24
+MAX_BATCH_DIMS = 2
 FEW_ROWS = 128
 FEW_ROWS_COLUMNS = 8192
 """Up to so many rows of at least so many columns are taken in pieces."""
@@ -33,13 +34,17 @@ ARG_REDUCTIONS = frozenset({"argmax", "argmin"})
 
 @dataclass(frozen=True)
 class Product:
-    """A matrix product ``left @ right``; ``transposed`` says that ``right`` is stored (columns, inner)."""
+    """A matrix product ``left @ right``; ``transposed`` says that ``right`` is stored (columns, inner).
+
+    In ``batched`` ones the right operand has leading dimensions too.
+    """
 
     node: Node
     left: str
     right: str
     transposed: bool
     bias: str | None = None
+    batched: bool = False
 
 
 @dataclass(frozen=True)
@@ -107,7 +112,7 @@ def facts_of(graph: Graph) -> Facts:
 
 
 def product_of(node: Node, metas: Mapping[str, TensorMeta]) -> Product | None:
-    """Read ``linear``, ``mm``, ``addmm`` and ``matmul`` with a 2-D right operand as one form, or return None."""
+    """Read ``linear``, ``mm``, ``addmm``, ``bmm`` and ``matmul`` of matrices as one form, or return None."""
     name, args = node.bare_op, node.args
     if not node.op.startswith("aten.") or len(node.metas) != 1 or node.metas[0] is None:
         return None
@@ -115,19 +120,29 @@ def product_of(node: Node, metas: Mapping[str, TensorMeta]) -> Product | None:
     if name == "linear":
         left, right, transposed = args[0], args[1], True
         bias = args[2] if len(args) > 2 else None
-    elif name in {"mm", "matmul"}:
+    elif name in {"mm", "matmul", "bmm"}:
         left, right, transposed = args[0], args[1], False
     elif name == "addmm" and not node.kwargs:
         bias, left, right, transposed = args[0], args[1], args[2], False
     else:
         return None
-    shapes = [metas.get(item.name) for item in (left, right)]
-    if None in shapes or any(meta is None or meta.dtype not in FLOATS for meta in shapes):
+    return _checked(node, metas, (left, right, bias), transposed=transposed)
+
+
+def _checked(
+    node: Node, metas: Mapping[str, TensorMeta], operands: tuple[Any, Any, Any], *, transposed: bool
+) -> Product | None:
+    left, right, bias = operands
+    shapes = [metas.get(item.name) if isinstance(item, Ref) else None for item in (left, right)]
+    if any(meta is None or meta.dtype not in FLOATS or len(meta.shape) < 2 for meta in shapes):
         return None
     first, second = metas[left.name], metas[right.name]
-    if len(second.shape) != 2 or len(first.shape) < 2 or {first.dtype, second.dtype} != {node.meta.dtype}:
+    if {first.dtype, second.dtype} != {node.meta.dtype} or node.meta.numel == 0 or first.shape[-1] == 0:
         return None
-    return Product(node, left.name, right.name, transposed, bias.name if isinstance(bias, Ref) else None)
+    batched = len(second.shape) > 2
+    if batched and not 3 <= len(node.meta.shape) <= 2 + MAX_BATCH_DIMS:
+        return None
+    return Product(node, left.name, right.name, transposed, bias.name if isinstance(bias, Ref) else None, batched)
 
 
 def reduced_dims(node: Node, metas: Mapping[str, TensorMeta]) -> tuple[tuple[int, ...], bool] | None:

@@ -73,8 +73,13 @@ def test_chain_of_layers(check):
 
 def test_one_output_column(check):
     module = Function(lambda s, x: s.linear(x).tanh().squeeze(-1) * 2, linear=nn.Linear(20, 1))
-    check(module, torch.randn(9, 20), calls=[[torch.randn(70, 20)], [torch.randn(1, 20)]])
-    check(Function(lambda s, x, y: s.linear(x) + y, linear=nn.Linear(20, 1)), torch.randn(9, 20), torch.randn(9, 1))
+    check(module, torch.randn(9, 20), calls=[[torch.randn(70, 20)], [torch.randn(1, 20)]], factor=4.0)
+    check(
+        Function(lambda s, x, y: s.linear(x) + y, linear=nn.Linear(20, 1)),
+        torch.randn(9, 20),
+        torch.randn(9, 1),
+        factor=4.0,
+    )
 
 
 def test_strided_left_operand(check):
@@ -96,3 +101,32 @@ def test_default_tiles_compile_for_hopper_without_spills(offline_compile, graph_
     assert [row["name"] for row in rows] == ["linear_silu_mul_kernel" if pair else "linear_gelu_kernel"]
     assert rows[0]["spill_bytes"] == 0
     assert rows[0]["shared_bytes"] <= 227 * 1024
+
+
+@pytest.mark.parametrize(
+    ("left", "right"),
+    [
+        ((3, 20, 33), (3, 33, 17)),
+        ((2, 3, 20, 33), (2, 3, 33, 17)),
+        ((2, 1, 20, 33), (2, 3, 33, 17)),
+        ((20, 33), (3, 33, 17)),
+    ],
+)
+def test_batched_products_with_their_epilogue(check, left, right):
+    module = Function(lambda s, x, y: torch.relu((x @ y) * 0.3 + s.bias), bias=torch.randn(17))
+    assert len(check(module, torch.randn(left), torch.randn(right)).kernels) == 1
+
+
+def test_batched_products_of_views_take_their_strides(check):
+    module = Function(lambda _, x, y: (x.transpose(1, 2) @ y.mT) / 4 + x.mean())
+    compiled = check(module, torch.randn(2, 9, 3, 16), torch.randn(2, 3, 21, 16), factor=3.0)
+    assert "contiguous" not in compiled.source.split("class ModelNew")[1]
+
+
+def test_vectors_single_columns_and_diagonals_need_no_tiles(check):
+    for module, args in (
+        (Function(lambda _, x, y: (x @ y).tanh()), (torch.randn(9, 70), torch.randn(70))),
+        (Function(lambda s, x: s.head(x) * 2, head=torch.nn.Linear(70, 1)), (torch.randn(9, 70),)),
+        (Function(lambda _, x, y: torch.diag(x) @ y + 1), (torch.randn(9), torch.randn(9, 40))),
+    ):
+        assert "tl.dot(" not in check(module, *args, factor=3.0).source
