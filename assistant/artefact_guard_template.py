@@ -122,7 +122,7 @@ def _build_kernels(owner: Any) -> nn.Module:
     """Build ModelNew as it was built when it was verified; random states are left as they are."""
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         if hasattr(ModelNew, "from_reference"):
-            convert: Callable[[Any], nn.Module] = ModelNew.from_reference  # type: ignore[attr-defined]
+            convert: Callable[[Any], nn.Module] = ModelNew.from_reference
             return convert(owner)
         if _KIND == "function" or _SUBMODULE:
             return ModelNew()

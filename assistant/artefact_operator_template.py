@@ -100,7 +100,7 @@ class _Operator:
         at = {id(tensor): index for index, tensor in enumerate(named.values())}
         self.kernels = _hollow(kernels, [mine[leaf] for _, mine, leaf in ties])
         pairs = zip(kernels.modules(), self.kernels.modules(), strict=True)
-        holders = {}
+        holders: dict[int, Any] = {}
         for old, new in pairs:
             holders |= {id(old._parameters): new._parameters, id(old._buffers): new._buffers}
         self.places = [(holders[id(mine)], leaf, at[id(theirs[leaf])]) for theirs, mine, leaf in ties]
@@ -139,9 +139,11 @@ class _Operator:
         except (_Unfit, torch.OutOfMemoryError):
             return None
         except _KERNEL_FAULTS as error:
-            return self.disable(f"the kernels failed: {type(error).__name__}: {error}")
+            self.disable(f"the kernels failed: {type(error).__name__}: {error}")
+            return None
         if expected is not None and not _alike(flat, expected):
-            return self.disable(f"with other sizes ({sizes}) the result differs from the original's")
+            self.disable(f"with other sizes ({sizes}) the result differs from the original's")
+            return None
         self.trusted.add(_key(sizes))
         self.calls += 1
         return flat

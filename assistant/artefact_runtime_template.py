@@ -290,8 +290,7 @@ class _Dispatch:
         """Make the registered operator ready, and note which tensors it takes."""
         paths = [name.rpartition(".") for name in _named_state(self.owner)]
         self.state = [(_holder(self.owner.get_submodule(path), leaf), leaf) for path, _, leaf in paths]
-        known = {"ties": self.ties, "own": self.own, "positional": positional, "trusted": self.trusted}
-        _OPERATOR.adopt(self.owner, kernels, **known)
+        _OPERATOR.adopt(self.owner, kernels, ties=self.ties, own=self.own, positional=positional, trusted=self.trusted)
 
     def tie(self, kernels: nn.Module) -> None:
         """Note which tensors of ``kernels`` are the owner's, after checking that they match."""

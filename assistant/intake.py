@@ -143,6 +143,7 @@ def resolve_target(  # noqa: PLR0913 - the command line's options, all by name
     cwd: Path | None = None,
     factory: bool | None = None,
     convert_state: StateConverter | None = None,
+    known_inputs: Inputs | None = None,
 ) -> Task:
     """Turn ``FILE[:NAME]`` and the options into a Task.
 
@@ -157,12 +158,14 @@ def resolve_target(  # noqa: PLR0913 - the command line's options, all by name
         cwd: folder that relative paths start from, the current one by default.
         factory: True says that a function returns a module, False that it does not, None asks the text.
         convert_state: turns a pickled state dict into safetensors bytes in a sandboxed process.
+        known_inputs: the call's arguments, where they are known otherwise (a part's, recorded from a run).
 
     Raises:
         TargetError: the file or its target cannot be used; ``help`` holds the line to type.
         UsageError: an option's text is wrong.
     """
     located = locate_target(target, cwd=cwd, factory=factory)
-    task = located.task(constructor_inputs(located, init), call_inputs(located, inputs))
+    called = call_inputs(located, inputs) if known_inputs is None else known_inputs
+    task = located.task(constructor_inputs(located, init), called)
     tensors = read_state(state_dict, cwd, convert_state) if state_dict is not None else None
     return replace(task, mode=mode, precision=precision, tolerance=tolerance, tensors=tensors)

@@ -22,14 +22,11 @@ from typing import Annotated, Any, Literal
 import typer
 
 from drk.assistant.apply import apply_artefact
-from drk.assistant.artefact import SourceFile
 from drk.assistant.atomic_write import write_atomically
-from drk.assistant.budget import Budget
 from drk.assistant.console import Console, Progress, console_from
-from drk.assistant.errors import TargetError, UsageError
+from drk.assistant.errors import UsageError
 from drk.assistant.events import Event
 from drk.assistant.gym_address import open_gym
-from drk.assistant.intake import locate, resolve_target, split_target
 from drk.assistant.model_options import (
     BaseUrl,
     BuiltinFirst,
@@ -45,37 +42,29 @@ from drk.assistant.model_options import (
 )
 from drk.assistant.optimize import Answer, Plan, begin_run, recorded_source
 from drk.assistant.optimize import optimize as search_and_write
-from drk.assistant.profile_choice import choose_profiled
+from drk.assistant.optimize_plan import as_plan, gym_settings, plan_for, profiled_plan
 from drk.assistant.proposers import Proposer, opened
 from drk.assistant.replay import read_recording
 from drk.assistant.runs import ADVICE, LATEST, Run, open_run
 from drk.assistant.search import Advice
 from drk.assistant.settings import Settings, load_settings
 from drk.assistant.summary import event_line, progress_text, summary
-from drk.gym.schema import Candidate, Task
-from drk.gym.settings import GymSettings
+from drk.assistant.task_building import Autocast, Captured, InitTexts, InputTexts, IsFactory, TaskOptions
+from drk.gym.schema import Candidate
 
 SAMPLES = 4
 _KEPT = ("device", "target", "sandbox", "seeds", "turns", "max_time_s", "model")
-
-_Inputs = Annotated[
-    list[str] | None, typer.Option("--input", help="A call argument, such as 'x=f32[128,1024]'; repeatable.")
-]
-_Init = Annotated[
-    list[str] | None, typer.Option("--init", help="A constructor argument, such as 'dim=1024'; repeatable.")
-]
-_Factory = Annotated[
-    bool | None, typer.Option("--factory/--no-factory", help="The named function returns a module, or does not.")
-]
 
 
 def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ctx: typer.Context,
     target: Annotated[str | None, typer.Argument(help="model.py, model.py:Class, ...; with --resume a run.")] = None,
-    inputs: _Inputs = None,
-    init: _Init = None,
+    inputs: InputTexts = None,
+    init: InitTexts = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
-    factory: _Factory = None,
+    factory: IsFactory = None,
+    capture: Captured = "",
+    autocast: Autocast = "",
     state_dict: Annotated[Path | None, typer.Option(help="Trained weights for the reference.")] = None,
     precision: Annotated[str | None, typer.Option(help="match, strict, tf32 or bf16.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda:N or interpret.")] = None,
@@ -118,6 +107,7 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """
     flags = _flags(precision, device, arch, turns, max_time, model, seeds, sandbox, runs_dir)
     asked = {"inputs": inputs or [], "init": init or [], "mode": mode, "factory": factory}
+    asked |= {"capture": capture, "autocast": autocast}
     told = _Told(base_url, model_option or (), builtin_first, hint or (), from_file or (), max_cost, max_gpu_seconds)
     _run(
         ctx,
@@ -195,10 +185,11 @@ def _run(ctx: typer.Context, request: _Request) -> None:
     else:
         samples = request.samples or SAMPLES
         if request.from_profile:
-            target, plan = _profiled_plan(console, request.target, settings, samples)
+            target, plan = profiled_plan(console, request.target, settings, samples)
         else:
             target = request.target or ""
-            plan = _plan(target, settings, request.asked, request.state_dict, samples)
+            options = TaskOptions(target, **request.asked, state_dict=request.state_dict)
+            plan = plan_for(options, settings, samples, tell=console.info)
         told = request.told.resolve({})
         _proposer(settings, told)  # what is wrong with it is told before anything is written
         config = {"target": target, **request.asked, "samples": samples, "settings": _kept(settings), **told}
@@ -228,63 +219,6 @@ def _kept(settings: Settings) -> dict[str, Any]:
     return {name: getattr(settings, name) for name in _KEPT}
 
 
-def _plan(target: str, settings: Settings, asked: Mapping[str, Any], state_dict: Path | None, samples: int) -> Plan:
-    file, _ = split_target(target)
-    path = locate(file, None)
-    data = path.read_bytes()
-    task = resolve_target(
-        target,
-        inputs=asked["inputs"],
-        init=asked["init"],
-        mode=asked["mode"],
-        precision=settings.precision,
-        tolerance=settings.tolerance,
-        factory=asked["factory"],
-        state_dict=state_dict,
-    )
-    if path.read_bytes() != data:
-        raise TargetError("the file changes while it is read", file=file, help="save it, and run the command again")
-    words = ["drk", "verify", str(path) + target[len(file) :], "{candidate}", "--device", "cuda:0"]
-    for name in ("inputs", "init"):
-        for text in asked[name]:
-            words += ["--" + name.removesuffix("s"), text]
-    for name, usual in (("precision", "match"), ("tolerance", "float64")):
-        value = getattr(settings, name)
-        words += ["--" + name, value] if value != usual else []
-    words += ["--mode", "train"] if asked["mode"] == "train" else []
-    words += ["--state-dict", str(state_dict.resolve())] if state_dict else []
-    source = SourceFile(_root_of(path, task), task.entry, data)
-    return _as_plan(task, source, settings, samples, words)
-
-
-def _profiled_plan(console: Console, name: str | None, settings: Settings, samples: int) -> tuple[str, Plan]:
-    """Return the target of a stored profile and the plan for it."""
-    chosen = choose_profiled(name)
-    share = f"{100 * chosen.share:.0f} % of the time in profile {chosen.profile}"
-    console.info(f"{chosen.target}: {share}, called with {chosen.kind.text}")
-    if chosen.other_kinds:
-        console.warn(f"it is also called in {chosen.other_kinds} other ways, which are not looked at")
-    task = replace(chosen.task, precision=settings.precision, tolerance=settings.tolerance)
-    return chosen.target, _as_plan(task, chosen.source(), settings, samples, chosen.verify_words())
-
-
-def _root_of(path: Path, task: Task) -> Path:
-    """Return the folder that the task's entry is relative to."""
-    return path.resolve().parents[len(Path(task.entry).parts) - 1]
-
-
-def _as_plan(task: Task, source: SourceFile | None, settings: Settings, samples: int, words: list[str]) -> Plan:
-    return Plan(
-        task=task,
-        source=source,
-        budget=Budget(settings.turns, samples, settings.max_time_s),
-        target=settings.target,
-        judging={"seeds": settings.seeds, "sandbox": settings.sandbox, "target": settings.target},
-        cache_dir=settings.cache_dir,
-        measure_words=words,
-    )
-
-
 def _resume(
     target: str | None, settings: Settings, given: Mapping[str, Any], samples: int | None
 ) -> tuple[Run, Plan, Settings]:
@@ -295,7 +229,7 @@ def _resume(
     values = {name: kept[name] for name in _KEPT if name in kept and given[name] is None}
     settings = replace(settings, **values)
     samples = samples or config.get("samples", SAMPLES)
-    plan = _as_plan(run.task(), recorded_source(run), settings, samples, list(config.get("measure_words", [])))
+    plan = as_plan(run.task(), recorded_source(run), settings, samples, list(config.get("measure_words", [])))
     return run, plan, settings
 
 
@@ -307,16 +241,13 @@ def _search(
     proposer: Proposer,
     events: Literal["jsonl"] | None,
 ) -> Answer:
-    gym_settings = GymSettings(
-        device=settings.device, target=settings.target, sandbox=settings.sandbox, seeds=settings.seeds
-    )
     total = plan.budget.turns * plan.budget.samples
 
     async def work() -> Answer:
         stop = asyncio.Event()
         with stopping(stop, console), console.progress(f"optimising {plan.task.target}", total) as progress:
             reporter = _Reporter(console, progress, events)
-            async with opened(proposer), open_gym(gym_settings) as gym:
+            async with opened(proposer), open_gym(gym_settings(settings)) as gym:
                 return await search_and_write(plan, run, gym, proposer, emit=reporter.tell, stop=stop)
 
     return asyncio.run(work())

@@ -132,7 +132,7 @@ class RegionsProposer:
             return read_wins(self._work.run.folder)
         try:
             rows = await self._work.gym.parts(context.task)
-        except (TaskError, BundleError, AttributeError) as error:
+        except (TaskError, BundleError) as error:
             self._note(f"the module's parts could not be looked at: {error}")
             return []
         parts = read_parts(rows, context.graph, context.hardware)

@@ -21,8 +21,8 @@ import typer
 from drk.assistant.console import Console, console_from
 from drk.assistant.errors import ExitCode, TargetError
 from drk.assistant.gym_address import open_gym
-from drk.assistant.intake import resolve_target
 from drk.assistant.settings import Settings, load_settings
+from drk.assistant.task_building import Autocast, Captured, InitTexts, InputTexts, IsFactory, TaskOptions, build_task
 from drk.assistant.verdict_text import verdict_text
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.settings import GymSettings, Timing
@@ -34,16 +34,6 @@ EXIT_CODES = {
     "failed": ExitCode.NOT_ACCEPTED,
     "error": ExitCode.USAGE,
 }
-
-InputTexts = Annotated[
-    list[str] | None, typer.Option("--input", help="A call argument, such as 'x=f32[128,1024]'; repeatable.")
-]
-InitTexts = Annotated[
-    list[str] | None, typer.Option("--init", help="A constructor argument, such as 'dim=1024'; repeatable.")
-]
-IsFactory = Annotated[
-    bool | None, typer.Option("--factory/--no-factory", help="The named function returns a module, or does not.")
-]
 
 
 def read_candidate(path: Path) -> str:
@@ -84,15 +74,18 @@ async def judge(
         drk.gym.errors.TaskError: the reference itself cannot be judged.
         drk.gym.errors.HostError: the gym or this machine failed.
     """
-    gym_settings = GymSettings(
+    async with open_gym(_gym_settings(settings, timing=timing), gym) as opened:
+        return await opened.evaluate(task, candidate)
+
+
+def _gym_settings(settings: Settings, *, timing: bool) -> GymSettings:
+    return GymSettings(
         device=settings.device,
         target=settings.target,
         sandbox=settings.sandbox,
         seeds=settings.seeds,
         timing=Timing(enabled=timing),
     )
-    async with open_gym(gym_settings, gym) as opened:
-        return await opened.evaluate(task, candidate)
 
 
 def print_verdict(console: Console, verdict: Verdict, *, source: str, path: str, as_json: bool) -> None:
@@ -112,6 +105,8 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
     init: InitTexts = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
     factory: IsFactory = None,
+    capture: Captured = "",
+    autocast: Autocast = "",
     state_dict: Annotated[Path | None, typer.Option(help="Trained weights for the reference.")] = None,
     device: Annotated[str | None, typer.Option(help="auto, cuda:N or interpret.")] = None,
     target: Annotated[str | None, typer.Option(help="Architecture to compile for without a GPU, as sm_90.")] = None,
@@ -137,15 +132,13 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
     settings = load_settings(flags).settings
     console = console_from(ctx, color=settings.color)
     source = read_candidate(candidate)
-    task = resolve_target(
-        reference,
-        inputs=inputs or (),
-        init=init or (),
-        mode=mode,
+    options = TaskOptions(reference, inputs or (), init or (), mode, factory, state_dict, capture, autocast)
+    task = build_task(
+        options,
+        _gym_settings(settings, timing=timing),
         precision=settings.precision,
         tolerance=settings.tolerance,
-        factory=factory,
-        state_dict=state_dict,
+        tell=console.info,
     )
     with console.progress(f"judging {candidate} against {reference} ..."):
         verdict = asyncio.run(judge(task, Candidate(source), settings, timing=timing, gym=gym))

@@ -138,6 +138,9 @@ class FakeGym:
     async def capture(self, task: Task) -> dict[str, Any]:
         return self.graph
 
+    async def parts(self, task: Task) -> list[dict[str, Any]]:
+        return []
+
     async def evaluate(self, task: Task, candidate: Candidate) -> Verdict:
         self.evaluated.append(candidate.source)
         if self.delay_s:
