@@ -97,6 +97,7 @@ class DrkServer(LanguageServer):
 
     async def pull_settings(self) -> None:
         """Ask the editor for the section ``drk`` of each folder; without an answer the start-up options hold."""
+        self.settings_known.clear()
         roots = self.folders()
         capability = self.client_capabilities.workspace
         try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import lsp_parts
 import pytest
+import pytest_asyncio
 from lsp_wire import WireClient
 
 SUPPORT = Path(lsp_parts.__file__).parent
@@ -29,7 +31,39 @@ def scripted() -> Callable[[str], list[str]]:
     return lambda mode: [sys.executable, str(SUPPORT / "scripted_drk.py"), mode]
 
 
-@pytest.fixture
+@pytest_asyncio.fixture(loop_scope="module", scope="module")
+async def shared_client(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[WireClient]:
+    """One server for the tests of a module, since starting one takes a second."""
+    home = str(tmp_path_factory.mktemp("home"))
+    client = await WireClient.start(env={**os.environ, "XDG_CONFIG_HOME": home, "XDG_CACHE_HOME": home})
+    await client.initialize(None)
+    yield client
+    await client.close()
+
+
+@pytest_asyncio.fixture(loop_scope="module")
+async def client_in(shared_client: WireClient) -> AsyncIterator[Callable[..., Awaitable[WireClient]]]:
+    """Enter a folder with the module's server; it is left, with nothing running, when the test ends."""
+    entered: list[Path] = []
+    usual = dict(shared_client.answers)
+
+    async def enter(folder: Path, settings: dict[str, Any] | None = None) -> WireClient:
+        shared_client.seen.clear()
+        shared_client.move(None, folder, settings)
+        entered.append(folder)
+        return shared_client
+
+    yield enter
+    shared_client.answers = usual
+    for folder in entered:
+        for job in (await shared_client.command("drk.status"))["jobs"]:
+            await shared_client.command("drk.cancel", job=job["id"])
+        for path in folder.rglob("*.py"):
+            shared_client.notify("textDocument/didClose", {"textDocument": {"uri": path.as_uri()}})
+        shared_client.move(folder, None)
+
+
+@pytest_asyncio.fixture(loop_scope="module")
 async def start() -> AsyncIterator[Callable[..., Awaitable[WireClient]]]:
     """Start real servers; they are stopped, or killed, when the test ends."""
     clients: list[WireClient] = []

@@ -40,10 +40,11 @@ class WireClient:
         self.answers: dict[str, Callable[[Any], Any]] = {
             "window/workDoneProgress/create": lambda _: None,
             "client/registerCapability": lambda _: None,
-            "workspace/configuration": lambda params: [self.settings for _ in params["items"]],
+            "workspace/configuration": lambda params: [self.settings_of(one) for one in params["items"]],
             "window/showDocument": lambda _: {"success": True},
         }
         self.settings: dict[str, Any] = {}
+        self.folder_settings: dict[str, dict[str, Any]] = {}
         self._reader, self._writer = reader, writer
         self._ids = 0
         self._waiting: dict[int, asyncio.Future[dict[str, Any]]] = {}
@@ -58,6 +59,18 @@ class WireClient:
         )
         assert process.stdout is not None
         return cls(process.stdout, process.stdin, process)
+
+    def settings_of(self, item: dict[str, Any]) -> dict[str, Any]:
+        """Return what this editor is set to for a folder."""
+        return self.folder_settings.get(item.get("scopeUri") or "", self.settings)
+
+    def move(self, gone: Path | None, folder: Path | None, settings: dict[str, Any] | None = None) -> None:
+        """Leave one workspace folder and enter another, with settings of its own."""
+        if folder is not None:
+            self.folder_settings[folder.as_uri()] = settings or {}
+        about = ([{"uri": one.as_uri(), "name": one.name}] if one is not None else [] for one in (folder, gone))
+        added, removed = about
+        self.notify("workspace/didChangeWorkspaceFolders", {"event": {"added": added, "removed": removed}})
 
     async def initialize(
         self, root: Path | None, capabilities: dict[str, Any] | None = None, **options: Any
