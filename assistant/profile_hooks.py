@@ -310,6 +310,13 @@ def is_watched(module_class: Any) -> bool:
     return getattr(module_class.__call__, "drk_recorder", None) is not None
 
 
+def plain_new(kind: type, *args: Any, **kwargs: Any) -> Any:
+    """Make an object as ``object`` does. A class that had no ``__new__`` of its own cannot lose one again: Python
+    keeps the slot, and ``object.__new__`` then refuses arguments."""
+    del args, kwargs
+    return object.__new__(kind)
+
+
 def watch(module_class: Any, recorder: ProfileRecorder) -> Any:
     """Wrap ``Module.__call__`` and ``Module.__new__``; return a function that takes both wraps off again."""
     torch = recorder.torch
@@ -339,10 +346,7 @@ def watch(module_class: Any, recorder: ProfileRecorder) -> Any:
 
     def restore() -> None:
         module_class.__call__ = call
-        if new is None:
-            del module_class.__new__
-        else:
-            module_class.__new__ = new
+        module_class.__new__ = plain_new if new is None else new
 
     __call__.drk_recorder = recorder  # type: ignore[attr-defined]
     module_class.__call__, module_class.__new__ = __call__, __new__
