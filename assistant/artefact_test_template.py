@@ -119,7 +119,7 @@ def call(function, args, kwargs, compiled=None):
     args, kwargs = copy.deepcopy((args, kwargs))
     torch.manual_seed(0)
     with torch.no_grad(), torch.autocast(DEVICE, $autocast_dtype, enabled=$autocast):
-        return (compiled or part(function))(*args, **kwargs)
+        return (part(function) if compiled is None else compiled)(*args, **kwargs)
 
 
 def assert_close(actual, expected, args, kwargs):

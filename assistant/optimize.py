@@ -28,6 +28,7 @@ from drk.assistant.budget import Budget, Spending, accepted_wins
 from drk.assistant.episode import Episode, Turn
 from drk.assistant.errors import EnvironmentFault, UsageError
 from drk.assistant.events import Event, EventSink, make_event
+from drk.assistant.explanation import explain
 from drk.assistant.outcome import Outcome, decide, estimate, result_json
 from drk.assistant.proposers import Proposer
 from drk.assistant.regions_search import NAME as REGIONS
@@ -37,6 +38,7 @@ from drk.assistant.search import Advice, Found, Search, until_stopped
 from drk.assistant.source_edit import added_lines
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.devices import DeviceFacts, device_facts
+from drk.gym.draft import UNJUDGED_KINDS
 from drk.gym.errors import BundleError, DeviceError, TaskError
 from drk.gym.graph import Graph, graph_from_json
 from drk.gym.schema import Task
@@ -152,10 +154,21 @@ async def optimize(
             return session.finish(decide(found), None, hardware, search.spending())
         found = await search.turns(graph, hardware)
         if found.host_errors and not found.episode.turns:
-            raise EnvironmentFault(
-                "no candidate could be judged", cause=found.host_errors[0], help=f"drk optimize --resume {run.name}"
-            )
+            raise _unjudged(found.host_errors[0], run.name)
         return session.finish(decide(found), graph, hardware, search.spending())
+
+
+def _unjudged(cause: str, run: str) -> EnvironmentFault:
+    """Return the error for a run of which no candidate could be judged."""
+    resume = f"drk optimize --resume {run}"
+    if cause.split(":")[0] not in UNJUDGED_KINDS:
+        return EnvironmentFault("no candidate could be judged", cause=cause, help=resume)
+    return EnvironmentFault(
+        "no candidate could be judged without a GPU",
+        kind="needs-gpu",
+        cause=cause,
+        help=f"{resume} --device cuda:0\non a machine with a GPU, or name a gym that has one in DRK_GYM_URL",
+    )
 
 
 class _Session:
@@ -205,6 +218,8 @@ class _Session:
             estimated=estimate(outcome.best, graph, hardware),
             measure_command=self._measure_command(outcome.best),
         )
+        explained = explain(outcome, self._plan.task, graph, hardware)
+        result["explanation"] = None if explained is None else explained.to_json()
         result["regions"] = region_rows(self._run.folder)
         result["spending"] = spending.to_json(accepted_wins(outcome.episode.turns))
         self._run.record_result(result)

@@ -5,7 +5,7 @@ baseline is above 1. ``unmeasured``: the logic was checked by the interpreter; a
 measure it stand beside it, and nothing is claimed about speed. ``no-win``: nothing accepted is faster, or nothing was
 proposed. ``failed``: candidates were proposed and none was accepted.
 
-Left out: explaining a ``no-win`` by the profile (what bounds the module, what else to try).
+Why nothing was won, and what else to try, is :mod:`drk.assistant.explanation`.
 """
 
 from __future__ import annotations

@@ -32,6 +32,7 @@ from drk.assistant.roofline import NEAR, bound_us
 from drk.assistant.runs import Proposal, Run
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.devices import DeviceFacts
+from drk.gym.draft import UNJUDGED_KINDS
 from drk.gym.graph import Graph
 from drk.gym.schema import Candidate, KernelRow, Task, Verdict
 from drk.gym.wire import candidate_id, task_id
@@ -279,7 +280,10 @@ class Search:
             verdict = await self._before_stop(self._judge.evaluate(self._task, proposal.candidate))
             if verdict.status != "error":
                 return verdict
+            unjudged = verdict.error is not None and verdict.error.kind in UNJUDGED_KINDS
             message = f"{verdict.error.kind}: {verdict.error.message}" if verdict.error else "host error"
+            if unjudged:  # no run on this device can judge it
+                break
         self._host_errors.append(message)
         self._tell(make_event("note", text=f"candidate {proposal.number} could not be judged: {message}"))
         return None

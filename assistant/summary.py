@@ -15,6 +15,7 @@ from typing import Any
 from drk.assistant.budget import spending_line
 from drk.assistant.episode import Turn, describe_gain
 from drk.assistant.events import Event
+from drk.assistant.explanation import explanation_lines
 from drk.assistant.outcome import Outcome
 from drk.gym.schema import Cell, Verdict
 
@@ -69,6 +70,7 @@ def summary(outcome: Outcome, result: Mapping[str, Any], *, where: Path) -> str:
         lines.append("  interrupted: this is the best of what was judged so far")
     if outcome.best is not None:
         lines += _best_lines(outcome.best)
+    lines += explanation_lines(result.get("explanation"))
     lines += _region_lines(result.get("regions") or [])
     lines += _estimate_lines(result.get("estimate"))
     judged = len(result["turns"])

@@ -25,7 +25,7 @@ from results_page import page, stamp
 ROOT = Path(__file__).resolve().parents[2]
 README = ROOT / "tests" / "fixtures" / "twelve" / "README.md"
 DRK = [sys.executable, "-c", "from drk.assistant.cli import main; main()"]
-UNANSWERED = ("error", "crashed", "overrun")
+UNANSWERED = ("crashed", "overrun", "internal", "environment")
 """What ended so is run again."""
 MARGIN_S = 600.0
 """A command that overruns its own time budget by this much is ended."""
@@ -90,9 +90,11 @@ def row(name: str, words: list[str], answer: dict[str, Any], tested: str) -> dic
     cells = [cell for cell in verdict.get("cells", []) if cell.get("reference_rms") is not None]
     coverage = verdict.get("coverage")
     worst = max(cells, key=lambda cell: cell["rms"], default={"rms": None, "reference_rms": None})
+    error = answer.get("error") or {}
+    reason = answer.get("reason") or ": ".join(filter(None, (error.get("message"), error.get("cause"))))
     return {
         "file": name,
-        "status": answer["status"],
+        "status": error.get("kind", answer["status"]),
         "evidence": verdict.get("evidence", "-"),
         "over eager": ratio(speedups, "eager"),
         "over compile": ratio(speedups, "compile"),
@@ -103,7 +105,7 @@ def row(name: str, words: list[str], answer: dict[str, Any], tested: str) -> dic
         "judged": len(answer.get("turns") or []),
         "artefact's test": tested,
         "wall s": answer["wall_s"],
-        "reason": " ".join(str(answer.get("reason") or (answer.get("error") or {}).get("message", "")).split())[:160],
+        "reason": " ".join(str(reason).split())[:240],
         "command": shlex.join(["drk", "optimize", *words]),
     }
 
@@ -123,6 +125,7 @@ def notes(rows: list[dict[str, Any]]) -> list[str]:
     told = ", ".join(f"{count} {status}" for status, count in sorted(counts.items()))
     return [
         f"Answers: {told}.",
+        "`needs-gpu`: kernels were found, but the module's weights make them too large for the interpreter.",
         "`unmeasured`: the logic was checked by Triton's interpreter against float64 and compiled for the target;"
         " speed needs a GPU. Coverage is then an estimate from the graph, else the measured share of device time.",
         "The artefact's test is the pytest file that stands beside the written kernels, run as it is.",
