@@ -99,16 +99,16 @@ def _product_operands(region: Region, metas: Mapping[str, TensorMeta]) -> tuple[
     """The factors, seen as operands that tell sizes: the left one for the rows, the first right one for the columns."""
     product = region.products[0]
     first, second = metas[product.left], metas[product.right]
-    left = _factor(product.left, first, region.shape, -1)
+    left = factor_operand(product.left, first, region.shape, -1)
     if product.batched:
-        return left, _factor(product.right, second, region.shape, -2)
+        return left, factor_operand(product.right, second, region.shape, -2)
     rank = len(region.shape)
     columns = tuple(dim == rank - 1 for dim in range(rank))
     axes = tuple((-2 if product.transposed else -1) if item else None for item in columns)
     return left, Operand(product.right, second, columns, axes, fixed=True)
 
 
-def _factor(value: str, meta: TensorMeta, shape: tuple[int, ...], inner: int) -> Operand:
+def factor_operand(value: str, meta: TensorMeta, shape: tuple[int, ...], inner: int) -> Operand:
     """A factor as an operand; ``inner`` is the axis that the product sums over."""
     rank = len(shape)
     axes = tuple(
@@ -128,7 +128,7 @@ def _batch_arguments(body: Body) -> list[tuple[str, str]]:
     rank = len(body.region.shape)
     found = []
     for value in _factors(body.region):
-        operand = _factor(value, body.metas[value], body.region.shape, 0)
+        operand = factor_operand(value, body.metas[value], body.region.shape, 0)
         for dim in range(rank - 2):
             name, axis = body.names[value], operand.axes[dim]
             found.append((f"stride_{name}_batch_{dim}", "0" if axis is None else f"{name}.stride({axis})"))

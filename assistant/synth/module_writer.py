@@ -19,6 +19,7 @@ from typing import Any
 
 from drk.assistant.synth.body import KernelText, indent
 from drk.assistant.synth.device_math import FUNCTIONS, closure
+from drk.assistant.synth.size_constants import size_constants
 from drk.assistant.synth.torch_source import torch_call
 from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State
 
@@ -181,11 +182,12 @@ def _forward(graph: Graph, steps: Sequence[Step], names: Mapping[str, str]) -> s
     for item in graph.placeholders:
         if item.kind != "input":
             table[item.name] = _placeholder_text(item)
+    sizes = size_constants(graph)
     device = f"{table[tensors[0].name]}.device" if tensors else '"cuda"'
     for step in steps:
         if step.kernel is None:
             node = step.nodes[0]
-            lines.append(f"{table[node.name]} = {torch_call(node, table, metas, device)}")
+            lines.append(f"{table[node.name]} = {torch_call(node, table, metas, device, sizes)}")
             continue
         results = ", ".join(table[name] for name in step.kernel.outputs)
         arguments = ", ".join(table[name] for name in step.kernel.inputs)

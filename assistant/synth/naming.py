@@ -25,7 +25,8 @@ _RESERVED = {
     "first_row", "first_col", "index_type", "block_m", "block_n", "num_warps", "tiles_m", "tiles_n", "width", "first",
     "height", "n_elements",
     "pieces", "piece", "slots", "slot_mask", "counts", "n_pieces", "piece_size", "wanted", "inside",
-    "matrix_rows", "batch", "inner_batches",
+    "batch", "inner_batches", "outer_batches", "batches", "head", "scores", "higher",
+    "shift", "weights", "rescale", "total", "result", "top", "n_head", "n_width", "matrix_rows", "out_ptr", "out_ptrs",
     "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
 }  # fmt: skip
 
@@ -74,6 +75,8 @@ _SKIP = {"view", "to", "_to_copy", "neg", "pow", "sub", "square"}
 
 def kernel_words(region: Region) -> str:
     """What a region computes, as words joined by underscores (at most four)."""
+    if region.attention is not None:
+        return "attention"
     words = ["linear" if item.node.bare_op in {"linear", "addmm"} else "matmul" for item in region.products[:1]]
     ops = [node.bare_op for node in region.nodes]
     rest = [op for node, op in zip(region.nodes, ops, strict=True) if node not in [p.node for p in region.products]]

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from itertools import pairwise
 
+from drk.assistant.synth.attention_region import find_attention
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.pooling_region import build_pooling_region
 from drk.assistant.synth.regions import Facts, Region, Rules, build_region, facts_of, product_of, reduced_dims
@@ -38,7 +39,9 @@ class _Planner:
         for index, node in enumerate(self.graph.nodes):
             self.group[node.name] = index
             self.members[index] = [node]
-        fusible = {node.name for node in self.graph.nodes if self._fusible(node)}
+        cores = find_attention(self.graph, self.facts, self.rules.excluded) if self.rules.attention else []
+        taken = frozenset(name for core in cores for name in core.names)
+        fusible = {node.name for node in self.graph.nodes if node.name not in taken and self._fusible(node)}
         changed = True
         while changed:
             changed = False
@@ -49,7 +52,7 @@ class _Planner:
         self._merge_siblings(fusible)
         groups = [group for group in self.members.values() if all(node.name in fusible for node in group)]
         regions = [build(group, self.facts, self.rules) for group in groups]
-        return [region for region in regions if region is not None]
+        return [*cores, *(region for region in regions if region is not None)]
 
     def _merge_siblings(self, fusible: set[str]) -> None:
         """Merge regions without products that read the same tensor, so that it is read once."""
@@ -62,7 +65,9 @@ class _Planner:
                     self._merge(left, right)
 
     def _fusible(self, node: Node) -> bool:
-        if node.name in self.rules.excluded or any(name not in self.facts.metas for name in node.inputs()):
+        if node.name in self.rules.excluded | self.facts.sized or any(
+            name not in self.facts.metas for name in node.inputs()
+        ):
             return False
         if product_of(node, self.facts.metas) is not None:
             return self.rules.matmul

@@ -12,11 +12,12 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drk.assistant.synth.algebra import thin_products
+from drk.assistant.synth.attention import write_attention
 from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.layouts import channels_last, is_convolution, without_conv_bias
 from drk.assistant.synth.matmul import write_matmul
@@ -69,7 +70,7 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
         rewritten = channels_last(rewritten)
     names = value_names(rewritten)
     facts = facts_of(rewritten)
-    possible = [region for region in plan(rewritten, variant.rules) if region.outputs]
+    possible = [region for region in plan(rewritten, variant.rules) if region.outputs or region.attention]
     regions = [region for region in possible if region.kind != "pointwise" or len(region.nodes) > 1] or possible
     # A torch operator would hand its input's layout on to the module's caller.
     regions = possible if variant.channels_last else regions
@@ -86,17 +87,31 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
         name = table.claim(kernel_words(group))
         table.claim(f"{name}_kernel")
         known = frozenset(owned)
-        if group.kind == "matmul":
+        if group.kind == "attention":
+            kernel = _attention(group, name, names, rewritten, frozenset(owned), variant)
+        elif group.kind == "matmul":
             tile = _tile(group, facts.metas, variant, multiprocessors)
             kernel = write_matmul(group, name, names, facts.metas, known, tile)
         else:
             write = _WRITERS[group.kind]
             kernel = write(group, name, names, facts.metas, known, variant.block)
-        owned |= set(kernel.outputs)
+        owned |= set(kernel.outputs) if group.kind != "attention" else set()
         steps.append(Step(group.nodes, kernel))
     kernels = tuple(step.kernel for step in steps if step.kernel is not None)
     summary = _summary(kernels, variant)
     return Compiled(write_module(rewritten, steps, names, summary), kernels, tuple(regions), variant.note)
+
+
+def _attention(
+    region: Region, name: str, names: Mapping[str, str], graph: Graph, owned: frozenset[str], variant: Variant
+) -> KernelText:
+    """Heads become features again where a transposition of dimensions 1 and 2 is all that reads the result."""
+    result = region.products[1].node.name
+    readers = [node for node in graph.nodes if result in node.inputs()]
+    turned = [node.bare_op == "transpose" and {*node.args[1:]} in ({1, 2}, {-2, -3}) for node in readers]
+    turned += [node.bare_op == "permute" and node.args[1] == (0, 2, 1, 3) for node in readers]
+    features_next = len(region.shape) == 4 and len(readers) == 1 and any(turned)
+    return write_attention(region, name, names, graph.metas(), owned, variant.tile_rank, features_next=features_next)
 
 
 _WRITERS = {"row": write_row, "split": write_split, "pointwise": write_pointwise, "pool": write_pooling}

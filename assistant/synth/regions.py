@@ -20,6 +20,7 @@ from drk.assistant.synth.domain import Operand, memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
+from drk.assistant.synth.size_constants import size_constants
 from drk.assistant.synth.windows import Window
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
@@ -63,6 +64,7 @@ class Region:
     window: Window | None = None
     pooled: tuple[Operand, ...] = ()
     """What the window's operators read, aligned to the pooled tensor's shape."""
+    attention: Attention | None = None
     order: tuple[int, ...] = ()
     """With a window: which dimension of its result each dimension of ``shape`` is."""
 
@@ -73,11 +75,20 @@ class Region:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """What an attention kernel needs to know: the scores' name before the softmax, and whether they are causal."""
+
+    scores: str
+    causal: bool
+
+
+@dataclass(frozen=True)
 class Rules:
     """What the planner may do: the knobs that tell variants apart."""
 
     matmul: bool = True
     shared_left: bool = True
+    attention: bool = True
     row: bool = True
     pool: bool = True
     pointwise: bool = True
@@ -94,6 +105,8 @@ class Facts:
     order: Mapping[str, int]
     fixed: frozenset[str]
     scalars: Mapping[str, float]
+    sized: frozenset[str] = frozenset()
+    """Nodes that scale by a size of the inputs: they stay torch operators, which can tell it at run time."""
 
 
 def facts_of(graph: Graph) -> Facts:
@@ -105,7 +118,9 @@ def facts_of(graph: Graph) -> Facts:
         if node.inputs() and set(node.inputs()) <= fixed:
             fixed.add(node.name)
     order = {name: index for index, name in enumerate(names)}
-    return Facts(graph.metas(), graph.users(), order, frozenset(fixed), scalars)
+    sizes = size_constants(graph)
+    sized = frozenset(node.name for node in graph.nodes if sizes.scales(node))
+    return Facts(graph.metas(), graph.users(), order, frozenset(fixed), scalars, sized)
 
 
 # --- What a node can be --------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from drk.assistant.synth.size_constants import SizeConstants
 from drk.gym.graph import Node, Ref, Symbol, TensorMeta
 
 _FUNCTIONS: Mapping[str, str] = {
@@ -38,17 +39,25 @@ _METHODS = frozenset((
     "sqrt", "squeeze", "sub", "sum", "t", "tanh", "transpose", "unsqueeze", "view",
 ))
 # fmt: on
+_MAKERS = frozenset({"ones", "zeros", "full", "empty", "arange", "eye", "expand", "new_zeros", "new_ones", "new_full"})
+_NO_SIZES = SizeConstants()
 _PLAIN_OVERLOADS = frozenset({"default", "Tensor", "int", "Scalar", "dim_IntList", "dim", "Dimname"})
 _KEYWORD_ONLY: Mapping[str, tuple[str, ...]] = {
     "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
 }
 
 
-def torch_call(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorMeta], device: str) -> str:
+def torch_call(
+    node: Node,
+    names: Mapping[str, str],
+    metas: Mapping[str, TensorMeta],
+    device: str,
+    sizes: SizeConstants = _NO_SIZES,
+) -> str:
     """Return a Python expression that computes ``node`` with torch; ``device`` replaces captured devices."""
     if node.op == "getitem":
         return f"{_text(node.args[0], names, device)}[{node.args[1]!r}]"
-    args = [_text(arg, names, device) for arg in _dynamic(node, names, metas)]
+    args = [_text(arg, names, device) for arg in _sized(node, _dynamic(node, names, metas), names, sizes)]
     if node.bare_op == "batch_norm":
         x, weight, bias, mean, variance, training, momentum, eps = args[:8]
         return f"F.batch_norm({', '.join((x, mean, variance, weight, bias, training, momentum, eps))})"
@@ -85,6 +94,23 @@ class _Code(str):
     """Source text that stands for itself."""
 
     __slots__ = ()
+
+
+def _sized(node: Node, args: tuple[Any, ...], names: Mapping[str, str], sizes: SizeConstants) -> tuple[Any, ...]:
+    """The arguments with sizes of the inputs as expressions, for operators that make or expand tensors or scale."""
+    if node.bare_op in _MAKERS:
+        return tuple(_as_sizes(arg, names, sizes) for arg in args)
+    if sizes.scales(node):
+        text = sizes.text(args[1], names, scalar=True)
+        return args if text is None else (args[0], _Code(text), *args[2:])
+    return args
+
+
+def _as_sizes(value: Any, names: Mapping[str, str], sizes: SizeConstants) -> Any:
+    if isinstance(value, tuple):
+        return tuple(_as_sizes(item, names, sizes) for item in value)
+    text = sizes.text(value, names)
+    return value if text is None else _Code(text)
 
 
 def _dynamic(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorMeta]) -> tuple[Any, ...]:

@@ -98,3 +98,35 @@ def test_attribute_paths():
     assert attribute("norm.weight") == "self.norm.weight"
     assert attribute("layers.0.weight") == 'self.layers._modules["0"].weight'
     assert attribute("weight") == "self.weight"
+
+
+class Unsaved(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.rand(100))
+        self.part = nn.ModuleList([nn.Module()])
+        self.part[0].register_buffer("table", torch.randn(100), persistent=False)
+        self.offset = torch.randn(100)
+
+    def forward(self, x):
+        return (x * self.weight * self.part[0].table + self.offset).relu()
+
+
+def test_large_tensors_that_no_state_dict_holds_come_from_the_reference(graph_of, tmp_path):
+    module = Unsaved().eval()
+    source, model = emitted(graph_of(module, torch.randn(4, 100)), tmp_path)
+    new = model.from_reference(module)
+    assert torch.equal(new.part._modules["0"].table, module.part[0].table)
+    assert any(torch.equal(one, module.offset) for one in new.buffers())
+    assert new.weight.data_ptr() == module.weight.data_ptr()
+    assert new.state_dict().keys() == module.state_dict().keys()
+    assert source.count("from_reference") == 1
+
+
+def test_large_values_made_in_forward_are_refused(graph_of):
+    class Made(nn.Module):
+        def forward(self, x):
+            return (x * torch.tensor([float(index) for index in range(100)])).relu() + 1
+
+    with pytest.raises(UnsupportedGraph, match="too large"):
+        compile_graph(graph_of(Made().eval(), torch.randn(4, 100)), variants(graph_of(Made(), torch.randn(4, 100)))[0])

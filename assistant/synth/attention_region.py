@@ -1,0 +1,172 @@
+"""Attention spelled out: a batched product, pointwise operators on the scores, a softmax over them, a second product.
+
+Found after the rewrites, where the softmax is a maximum, an exponential, a sum and a division. Scale, bias, masks and
+ALiBi slopes are whatever pointwise operators stand between product and softmax; their operands broadcast to the scores.
+Nothing else may read the scores or the probabilities: they are never written.
+
+A causal mask is recognised where the graph makes it (``triu`` or ``tril`` of ones); keys behind it are skipped then.
+Left out: dropout in training, masks that come with values as an input (they are applied, but nothing is skipped).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Set
+
+from drk.assistant.synth.expression import is_pointwise
+from drk.assistant.synth.frames import Frame
+from drk.assistant.synth.regions import Attention, Facts, Product, Region, product_of, reduced_dims, region_inputs
+from drk.gym.graph import Graph, Node, Ref
+
+MAX_HEAD = 256
+"""Longest head (inner dimension of either product) that stays in registers."""
+
+
+def find_attention(graph: Graph, facts: Facts, excluded: Set[str] = frozenset()) -> list[Region]:
+    """Return the attention regions of ``graph``, none of which holds a node of ``excluded``."""
+    by_name = {node.name: node for node in graph.nodes}
+    found = []
+    for node in graph.nodes:
+        region = _match(node, by_name, facts)
+        if region is not None and not region.names & excluded:
+            found.append(region)
+    return found
+
+
+def _match(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Region | None:
+    """The region whose second product is ``node``."""
+    value = product_of(node, facts.metas)
+    if value is None or not value.batched or value.left not in by_name:
+        return None
+    softmax = _softmax_before(by_name[value.left], by_name, facts)
+    if softmax is None:
+        return None
+    *steps, scores = softmax
+    inside = {node.name, *(step.name for step in steps)}
+    chain = _chain(scores, by_name, facts, inside)
+    if chain is None:
+        return None
+    first = product_of(chain[0], facts.metas)
+    assert first is not None
+    nodes = sorted([*chain, *steps, node], key=lambda item: facts.order[item.name])
+    return _region(nodes, chain, (first, value), scores, by_name, facts)
+
+
+def _softmax_before(node: Node, by_name: Mapping[str, Node], facts: Facts) -> tuple[Node, ...] | None:
+    """(division, exponential, sum, centred, maximum, scores) of a softmax over the last dimension, or None."""
+    if node.bare_op != "div" or len(node.args) != 2 or not all(isinstance(arg, Ref) for arg in node.args):
+        return None
+    power, total = (by_name.get(arg.name) for arg in node.args)
+    if power is None or total is None or power.bare_op != "exp" or not _reduces(total, "sum", power.name, facts):
+        return None
+    centred = by_name.get(power.args[0].name)
+    if centred is None or centred.bare_op != "sub" or not all(isinstance(arg, Ref) for arg in centred.args):
+        return None
+    scores, top = (by_name.get(arg.name) for arg in centred.args)
+    if scores is None or top is None or not _reduces(top, "amax", scores.name, facts):
+        return None
+    readers = {power.name: {node.name, total.name}, total.name: {node.name}, centred.name: {power.name}}
+    readers |= {top.name: {centred.name}, scores.name: {centred.name, top.name}}
+    if any(set(facts.users[name]) != users for name, users in readers.items()) or len(facts.users[node.name]) != 1:
+        return None
+    return node, power, total, centred, top, scores
+
+
+def _reduces(node: Node, op: str, source: str, facts: Facts) -> bool:
+    reduced = reduced_dims(node, facts.metas)
+    last = len(facts.metas[source].shape) - 1
+    return node.bare_op == op and reduced == ((last,), True) and node.args[0] == Ref(source)
+
+
+def _chain(scores: Node, by_name: Mapping[str, Node], facts: Facts, inside: set[str]) -> list[Node] | None:
+    """The product and the pointwise operators that lead from it to ``scores``, in order, or None."""
+    if product_of(scores, facts.metas) is not None:
+        product = product_of(scores, facts.metas)
+        return [scores] if product is not None and product.batched and product.bias is None else None
+    if not is_pointwise(scores, facts.metas):
+        return None
+    for name in scores.inputs():
+        source = by_name.get(name)
+        if source is None or source.meta.shape != scores.meta.shape or len(facts.users[name]) != 1:
+            continue
+        chain = _chain(source, by_name, facts, inside)
+        if chain is not None:
+            return [*chain, scores]
+    return None
+
+
+def _region(
+    nodes: list[Node],
+    chain: list[Node],
+    products: tuple[Product, Product],
+    scores: Node,
+    by_name: Mapping[str, Node],
+    facts: Facts,
+) -> Region | None:
+    shape = scores.meta.shape
+    head, width = facts.metas[products[0].left].shape[-1], facts.metas[products[1].right].shape[-1]
+    if max(head, width) > MAX_HEAD or min(head, width) < 8 or shape[-1] < 2:
+        return None
+    if len(products[1].node.meta.shape) != len(shape) or products[1].node.meta.shape[:-1] != shape[:-1]:
+        return None
+    frame = Frame(shape, tuple(range(len(shape))), 1)
+    inside = {node.name for node in nodes}
+    inputs = region_inputs(chain[1:], inside, frame, frozenset(), facts, [])
+    factors = {products[0].left, products[0].right, products[1].right}
+    if inputs is None or len(factors) < 3 or factors & {operand.value for operand in inputs}:
+        return None
+    used = {name for node in nodes for name in node.inputs()}
+    scalars = {name: value for name, value in facts.scalars.items() if name in used}
+    causal = shape[-1] == shape[-2] and any(_hides_future(node, by_name) for node in chain[1:])
+    return Region(
+        "attention",
+        tuple(nodes),
+        shape,
+        1,
+        inputs,
+        (),
+        products=products,
+        scalars=scalars,
+        attention=Attention(scores.name, causal),
+    )
+
+
+# --- Causal masks --------------------------------------------------------------------------------------------
+
+
+def _hides_future(node: Node, by_name: Mapping[str, Node]) -> bool:
+    """Whether ``node`` sets all scores above the diagonal to minus infinity."""
+    if node.bare_op == "masked_fill" and node.args[2] == float("-inf"):
+        return _is_future(node.args[1], by_name)
+    if node.bare_op == "add":
+        mask = by_name.get(node.args[1].name) if isinstance(node.args[1], Ref) else None
+        return (
+            mask is not None and mask.bare_op == "triu" and _offset(mask) == 1 and _filled(mask, by_name, float("-inf"))
+        )
+    return False
+
+
+def _is_future(mask: object, by_name: Mapping[str, Node]) -> bool:
+    node = by_name.get(mask.name) if isinstance(mask, Ref) else None
+    if node is None:
+        return False
+    if node.bare_op == "triu":
+        return _offset(node) == 1 and _filled(node, by_name, 1)
+    negated = node.bare_op in {"logical_not", "bitwise_not"} or (node.bare_op == "eq" and node.args[1] == 0)
+    if not negated:
+        return False
+    past = by_name.get(node.args[0].name)
+    return past is not None and past.bare_op == "tril" and _offset(past) == 0 and _filled(past, by_name, 1)
+
+
+def _offset(node: Node) -> int:
+    return int(node.args[1]) if len(node.args) > 1 else 0
+
+
+def _filled(node: Node, by_name: Mapping[str, Node], value: float) -> bool:
+    """Whether ``triu`` or ``tril`` is applied to a tensor that holds nothing but ``value``."""
+    source = by_name.get(node.args[0].name)
+    if source is None:
+        return False
+    if source.bare_op in {"ones", "ones_like"}:
+        return value == 1
+    return source.bare_op in {"full", "full_like"} and source.args[1] == value

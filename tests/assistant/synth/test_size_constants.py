@@ -1,0 +1,26 @@
+"""Numbers that were sizes: told apart from plain numbers, and right at other sizes."""
+
+import torch
+import torch.nn.functional as F
+from modules import Function
+
+from drk.assistant.synth.size_constants import size_constants
+
+
+def test_only_what_one_dimension_explains_is_a_size(graph_of):
+    module = Function(lambda s, x: (x @ s.weight) / x.shape[0], weight=torch.randn(33, 7))
+    graph = graph_of(module, torch.randn(70, 33))
+    sizes = size_constants(graph)
+    names = {"args_0": "x"}
+    assert sizes.text(70, names) == "x.shape[0]"
+    assert sizes.text(33, names) is None, "a parameter's size"
+    assert sizes.text(70 * 33, names, scalar=True) == "x.shape[0] * x.shape[1]"
+    assert sizes.text(70.0, names) is None
+    assert size_constants(graph_of(Function(lambda _, x: x + 1), torch.randn(9, 9))).text(9, names) is None
+
+
+def test_divisions_by_sizes_hold_at_other_sizes(check):
+    gram = Function(lambda _, x: x @ x.mT.contiguous() / (x.shape[1] * x.shape[2]))
+    check(gram, torch.randn(3, 12, 20), calls=[[torch.randn(2, 9, 11)]], factor=3.0)
+    kl = Function(lambda _, x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean"))
+    check(kl, torch.randn(70, 20), torch.randn(70, 20), calls=[[torch.randn(5, 20), torch.randn(5, 20)]], factor=4.0)
