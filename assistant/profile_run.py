@@ -29,10 +29,9 @@ from drk.assistant.profile_trace import Trace, analyse, read_events
 from drk.assistant.report import Method, Report
 from drk.assistant.report_store import free_profile_id, save_report
 from drk.assistant.settings import Settings
-from drk.gym.devices import list_gpus
-from drk.gym.engine import resolve_device
-from drk.gym.reference import task_meta
+from drk.gym.devices import Gpu, list_gpus
 from drk.gym.schema import Precision, Task
+from drk.gym.wire import task_to_json
 from drk.gym.zygote_client import zygote_environment
 
 STEPS = 5
@@ -162,17 +161,16 @@ def profile_target(task: Task, target: str, settings: Settings, wanted: Wanted) 
         TargetError: the user's code failed; it names its line.
         EnvironmentFault: the sandbox or the device cannot be had.
     """
-    mode, gpu = resolve_device("auto" if settings.device == "interpret" else settings.device, list_gpus())
-    on_gpu = gpu is not None and mode == "gpu"
+    gpu = _gpu(settings.device)
     source = locate(split_target(target)[0], None)
     root = source.parents[len(Path(task.entry).parts) - 1]
     with tempfile.TemporaryDirectory(prefix="drk-profile-") as name:
         folder = Path(name).resolve()
         _write_task(folder, task)
         request = Request(
-            meta=task_meta(task),
-            device="cuda:0" if on_gpu else "cpu",
-            gpu=gpu.uuid if on_gpu and gpu is not None else "",
+            meta=_meta(task),
+            device="cpu" if gpu is None else "cuda:0",
+            gpu="" if gpu is None else gpu.uuid,
             level=settings.sandbox,
             target=settings.target,
             steps=wanted.steps,
@@ -199,6 +197,28 @@ def profile_target(task: Task, target: str, settings: Settings, wanted: Wanted) 
         asked = Asked("", task.name, Path.cwd(), method, wanted.target, own_prefixes(root, ()))
         report, path = finish(recording, folder, asked, wanted, task)
     return Profiled(report, path, end)
+
+
+def _gpu(device: str) -> Gpu | None:
+    """Return the GPU that ``--device`` means, or null for the CPU.
+
+    Raises:
+        EnvironmentFault: it names one that is not there.
+    """
+    gpus = list_gpus() if device != "interpret" else []
+    if device in ("auto", "interpret"):
+        return gpus[0] if gpus else None
+    found = [gpu for gpu in gpus if f"cuda:{gpu.index}" == device]
+    if not found:
+        told = ", ".join(f"cuda:{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
+        raise EnvironmentFault(f"there is no {device}", kind="device", cause=f"GPUs of this machine: {told}")
+    return found[0]
+
+
+def _meta(task: Task) -> dict[str, Any]:
+    """Return the task as a Runner takes it: its JSON without sources and tensors, which lie beside it."""
+    data = task_to_json(replace(task, tensors=None))
+    return {name: value for name, value in data.items() if name not in ("files", "tensors")}
 
 
 def _write_task(folder: Path, task: Task) -> None:

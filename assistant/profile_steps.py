@@ -64,22 +64,25 @@ def _clean_steps(recording: Recording, last: int) -> list[float]:
 
 
 def idle_split(slices: Sequence[Slice], window: Window) -> IdleSplit:
-    """Split the window's time on the device into busy, launch gaps and idle."""
+    """Split the device's time, from its first kernel of the window to its last, into busy, launch gaps and idle.
+
+    The host may run ahead of the device, so the steps' bounds, which are the host's, are not those of the kernels.
+    """
+    order = sorted(slices, key=lambda piece: piece.start_us)
+    if not order or not window.steps:
+        return IdleSplit(0.0, 0.0, 0.0, 0.0)
     busy = launch = idle = 0.0
-    for begin, end in window.bounds:
-        at = begin
-        for piece in sorted((p for p in slices if begin <= p.host_us < end), key=lambda p: p.start_us):
-            stop = piece.start_us + piece.duration_us
-            gap = piece.start_us - at
-            if gap > 0:
-                if gap < LAUNCH_GAP_US:
-                    launch += gap
-                else:
-                    idle += gap
-            busy += max(stop - max(piece.start_us, at), 0.0)
-            at = max(at, stop)
-        idle += max(end - at, 0.0)
-    return IdleSplit(busy + launch + idle, busy, launch, idle)
+    begin = at = order[0].start_us
+    for piece in order:
+        gap = piece.start_us - at
+        if 0 < gap < LAUNCH_GAP_US:
+            launch += gap
+        elif gap > 0:
+            idle += gap
+        stop = piece.start_us + piece.duration_us
+        busy += max(stop - max(piece.start_us, at), 0.0)
+        at = max(at, stop)
+    return IdleSplit(at - begin, busy, launch, idle)
 
 
 def timeline(trace: Trace, window: Window, names: Mapping[int, str]) -> tuple[TimelineSpan, ...]:

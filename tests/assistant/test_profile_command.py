@@ -74,7 +74,7 @@ class Done:
 
 
 @pytest.fixture
-def drk(monkeypatch, capfd):
+def drk(project, monkeypatch, capfd):
     """Run ``drk`` in this process, in the project's folder; the programs that it starts are real ones."""
     monkeypatch.chdir(project)
 
