@@ -71,20 +71,6 @@ def test_nested_outputs_keep_their_form(graph_of):
     assert isinstance(returned.values[1].elts[1], ast.List)
 
 
-def test_large_unsaved_buffers_are_refused(graph_of):
-    class Table(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("table", torch.randn(500), persistent=False)
-
-        def forward(self, x):
-            return (x * self.table).relu()
-
-    graph = graph_of(Table(), torch.randn(2, 500))
-    with pytest.raises(UnsupportedGraph, match="table"):
-        compile_graph(graph, variants(graph)[0])
-
-
 def test_text_is_documented_and_parses(graph_of):
     graph = graph_of(GatedMLP(), torch.randn(2, 5, 48))
     tree = ast.parse(compile_graph(graph, variants(graph)[0]).source)
