@@ -22,7 +22,7 @@ from drk.gym.serve.settings import ServeSettings, WorkerSettings, to_environment
 POLL_S = 0.2
 FIRST_PAUSE_S = 0.2
 LONGEST_PAUSE_S = 10.0
-STABLE_S = 30.0
+STABLE_S = 5.0
 
 
 @dataclass
@@ -52,9 +52,11 @@ class Child:
         """Whether it ran and does not any more; sets when to start it again."""
         if self.process is None or self.process.poll() is None:
             return False
-        self.process = None
         lived_s = time.monotonic() - self.started_at
-        self.pause_s = FIRST_PAUSE_S if lived_s > STABLE_S else min(2 * self.pause_s, LONGEST_PAUSE_S)
+        # The pause is for what cannot run here and ends by itself at once, not for what somebody kills.
+        killed = self.process.returncode < 0
+        self.pause_s = FIRST_PAUSE_S if killed or lived_s > STABLE_S else min(2 * self.pause_s, LONGEST_PAUSE_S)
+        self.process = None
         self.start_at = time.monotonic() + self.pause_s
         return True
 

@@ -29,6 +29,7 @@ from gym_service import REFERENCE, RIGHT, TASK, GymService
 
 from drk.gym.client import Judged, RemoteGym
 from drk.gym.engine import Gym
+from drk.gym.errors import HostError
 from drk.gym.schema import Candidate, Task
 from drk.gym.settings import GymSettings, Timing
 from drk.gym.wire import task_from_json
@@ -79,10 +80,15 @@ async def run_faults(jobs: int, workers: int, every_s: float) -> dict[str, objec
     with GymService(*UP, "--workers", str(workers), "--slots", "2") as service:
         service.wait_ready(workers=workers)
         killer = asyncio.create_task(kill_at_random(service, every_s, killed))
-        async with RemoteGym(service.url, settings=SETTINGS, patience_s=120) as gym:
-            async for judged in gym.evaluate_many(variants(jobs), in_flight=jobs, fault_retries=0):
-                found.setdefault(judged.index, []).append(judged)
-        killer.cancel()
+        try:
+            async with RemoteGym(service.url, settings=SETTINGS, patience_s=120) as gym:
+                async for judged in gym.evaluate_many(variants(jobs), in_flight=jobs, fault_retries=0):
+                    found.setdefault(judged.index, []).append(judged)
+        except HostError:
+            print(service.log.read_text()[-6000:], f"killed: {killed}", sep="\n")
+            raise
+        finally:
+            killer.cancel()
         service.wait_ready(workers=1)
         status = httpx.get(service.url + "/v1/status").json()
         metrics = httpx.get(service.url + "/metrics").text
