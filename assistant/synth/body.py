@@ -111,6 +111,10 @@ class Body:
             return f"({source} != 0)"
         return f"{source}.to(tl.{'float32' if kind == 'float' else 'int32'})"
 
+    def rename(self, name: str, text: str) -> None:
+        """Let the value ``name`` be the expression ``text``."""
+        self._inlined[name] = text
+
     def kind(self, name: str) -> str:
         """Compute type of a value."""
         return kind_of(self.metas[name].dtype)

@@ -25,7 +25,7 @@ _RESERVED = {
     "first_row", "first_col", "index_type", "block_m", "block_n", "num_warps", "tiles_m", "tiles_n", "width", "first",
     "height", "n_elements",
     "pieces", "piece", "slots", "slot_mask", "counts", "n_pieces", "piece_size", "wanted", "inside",
-    "batch", "inner_batches", "outer_batches", "batches", "head", "scores", "higher",
+    "batch", "inner_batches", "outer_batches", "carry", "step", "batches", "head", "scores", "higher",
     "shift", "weights", "rescale", "total", "result", "top", "n_head", "n_width", "matrix_rows", "out_ptr", "out_ptrs",
     "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
 }  # fmt: skip
@@ -70,7 +70,7 @@ def value_names(graph: Graph) -> dict[str, str]:
     return names
 
 
-_SKIP = {"view", "to", "_to_copy", "neg", "pow", "sub", "square"}
+_SKIP = {"view", "flip", "contiguous", "to", "_to_copy", "neg", "pow", "sub", "square"}
 
 
 def kernel_words(region: Region) -> str:

@@ -15,6 +15,7 @@ from drk.assistant.synth.attention_region import find_attention
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.pooling_region import build_pooling_region
 from drk.assistant.synth.regions import Facts, Region, Rules, build_region, facts_of, product_of, reduced_dims
+from drk.assistant.synth.scan_region import build_scan_region, is_flip, is_scan
 from drk.assistant.synth.windows import window_of
 from drk.gym.graph import Graph, Node
 
@@ -23,6 +24,8 @@ def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
     """Return the region of ``nodes`` (in graph order), or None when no kernel can compute them together."""
     if any(window_of(node, facts.metas) is not None for node in nodes):
         return build_pooling_region(nodes, facts)
+    if any(is_scan(node, facts.metas) for node in nodes):
+        return build_scan_region(nodes, facts)
     return build_region(nodes, facts, rules)
 
 
@@ -42,6 +45,7 @@ class _Planner:
         cores = find_attention(self.graph, self.facts, self.rules.excluded) if self.rules.attention else []
         taken = frozenset(name for core in cores for name in core.names)
         fusible = {node.name for node in self.graph.nodes if node.name not in taken and self._fusible(node)}
+        self._take_flips(fusible)
         changed = True
         while changed:
             changed = False
@@ -53,6 +57,22 @@ class _Planner:
         groups = [group for group in self.members.values() if all(node.name in fusible for node in group)]
         regions = [build(group, self.facts, self.rules) for group in groups]
         return [*cores, *(region for region in regions if region is not None)]
+
+    def _take_flips(self, fusible: set[str]) -> None:
+        """Put a scan together with the two flips around it, which no region holds otherwise."""
+        by_name = {node.name: node for node in self.graph.nodes}
+        for scan in self.graph.nodes:
+            if scan.name not in fusible or not is_scan(scan, self.facts.metas):
+                continue
+            flips = [by_name.get(name) for name in (*scan.inputs(), *self.facts.users[scan.name])]
+            union = [node for node in (*flips, scan) if node is not None and (node is scan or is_flip(node))]
+            union.sort(key=lambda node: self.facts.order[node.name])
+            if len(union) == 3 and build_scan_region(union, self.facts) is not None:
+                for node in union:
+                    self.members.pop(self.group[node.name])
+                    self.group[node.name] = self.facts.order[scan.name]
+                self.members[self.facts.order[scan.name]] = union
+                fusible |= {node.name for node in union}
 
     def _merge_siblings(self, fusible: set[str]) -> None:
         """Merge regions without products that read the same tensor, so that it is read once."""
@@ -75,6 +95,8 @@ class _Planner:
             return self.rules.row
         if window_of(node, self.facts.metas) is not None:
             return self.rules.pool
+        if is_scan(node, self.facts.metas):
+            return self.rules.row
         if node.bare_op == "contiguous" and set(node.inputs()) <= self.facts.fixed:
             return False  # a parameter is kept in that layout
         return (self.rules.pointwise or self.rules.row or self.rules.matmul) and is_pointwise(node, self.facts.metas)

@@ -29,6 +29,7 @@ from drk.assistant.synth.pooling import write_pooling
 from drk.assistant.synth.regions import Region, Rules, facts_of, product_of
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.row_reduction import write_row
+from drk.assistant.synth.scan import write_scan
 from drk.assistant.synth.split_reduction import write_split
 from drk.assistant.synth.tiles import Tile, ranked_tiles
 from drk.gym.graph import Graph
@@ -114,7 +115,13 @@ def _attention(
     return write_attention(region, name, names, graph.metas(), owned, variant.tile_rank, features_next=features_next)
 
 
-_WRITERS = {"row": write_row, "split": write_split, "pointwise": write_pointwise, "pool": write_pooling}
+_WRITERS = {
+    "row": write_row,
+    "split": write_split,
+    "pointwise": write_pointwise,
+    "pool": write_pooling,
+    "scan": write_scan,
+}
 
 
 def _tile(region: Region, metas: Any, variant: Variant, multiprocessors: int) -> Tile:

@@ -49,6 +49,23 @@ class Product:
 
 
 @dataclass(frozen=True)
+class Attention:
+    """What an attention kernel needs to know: the scores' name before the softmax, and whether they are causal."""
+
+    scores: str
+    causal: bool
+
+
+@dataclass(frozen=True)
+class Scan:
+    """A running sum or product: the node's name, the value it scans, and the two flips of a scan from the end."""
+
+    name: str
+    source: str
+    flips: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Region:
     """Nodes that become one kernel. ``dropped`` names values whose trailing dimensions a reduction removed."""
 
@@ -65,6 +82,7 @@ class Region:
     pooled: tuple[Operand, ...] = ()
     """What the window's operators read, aligned to the pooled tensor's shape."""
     attention: Attention | None = None
+    scan: Scan | None = None
     order: tuple[int, ...] = ()
     """With a window: which dimension of its result each dimension of ``shape`` is."""
 
@@ -72,14 +90,6 @@ class Region:
     def names(self) -> frozenset[str]:
         """Names of the region's nodes."""
         return frozenset(node.name for node in self.nodes)
-
-
-@dataclass(frozen=True)
-class Attention:
-    """What an attention kernel needs to know: the scores' name before the softmax, and whether they are causal."""
-
-    scores: str
-    causal: bool
 
 
 @dataclass(frozen=True)
