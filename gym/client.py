@@ -273,6 +273,8 @@ class RemoteGym:
             try:
                 async for name, identifier, data in self._events(batch, last):
                     failed_since = None
+                    if name == "open":
+                        continue
                     if name == "end":
                         return
                     last = identifier
@@ -295,6 +297,7 @@ class RemoteGym:
             if response.status_code != 200:
                 await response.aread()
                 raise_refusal(response)
+            yield "open", last, {}
             name = identifier = ""
             async for line in response.aiter_lines():
                 field, _, value = line.partition(": ")

@@ -111,6 +111,37 @@ async def test_a_job_that_the_server_forgot_is_submitted_again() -> None:
     assert [line.split()[0] for line in asked] == ["POST", "GET", "POST"]
 
 
+async def test_streams_that_open_and_break_without_news_are_no_silence() -> None:
+    opened = 0
+    done = {"state": "failed", "verdict": None, "error": {"code": "x", "message": "so", "infrastructure": False}}
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal opened
+        head = (await reader.readuntil(b"\r\n\r\n")).decode()
+        length = next((int(line[15:]) for line in head.lower().split("\r\n") if line.startswith("content-length:")), 0)
+        await reader.readexactly(length)
+        if head.startswith("POST"):
+            body = json.dumps({"batch_id": "b"})
+            writer.write(f"HTTP/1.1 200 X\r\nContent-Length: {len(body)}\r\nConnection: close\r\n\r\n{body}".encode())
+        else:
+            opened += 1
+            writer.write(b"HTTP/1.1 200 X\r\nTransfer-Encoding: chunked\r\n\r\n")
+            await writer.drain()
+            await asyncio.sleep(0.3)
+            if opened == 5:
+                data = json.dumps({"index": 0, "result": done})
+                events = f"event: result\nid: 1\ndata: {data}\n\nevent: end\ndata: {{}}\n\n"
+                writer.write(f"{len(events):x}\r\n{events}\r\n0\r\n\r\n".encode())
+        writer.close()
+
+    server = await asyncio.start_server(serve, "127.0.0.1", 0)
+    async with server:
+        gym = RemoteGym(f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", patience_s=1.0)
+        found = [judged async for judged in gym.evaluate_many([(TASK_VALUE, Candidate(RIGHT))])]
+        await gym.__aexit__(None, None, None)
+    assert opened == 5 and [judged.fault.code for judged in found] == ["x"]
+
+
 # --- against a real server -----------------------------------------------------------------------------------
 
 
