@@ -94,7 +94,7 @@ class Trials:
         recipe = dict(trial.recipe)
         if self.draft.weights != "copied":
             recipe.pop("weights", None)
-        with self.draft.stage("correct"):
+        with self.draft.stage("first" if index == 0 else "correct"):
             try:
                 leaves, answer = await self.leaves(
                     limits.compile_s if index == 0 else limits.run_s,

@@ -29,6 +29,9 @@ FORWARD_ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, 
 
 LEADING_SIZES = (3, 2, 4, 8)
 INNER_SIZES = (33, 24, 32, 48, 64, 96, 128)
+# Divisible by 16, as Triton specialises arguments: a kernel that was compiled for such sizes serves these too.
+COMPILED_LEADING_SIZES = (16, 48, 32, 8, 4, 2)
+COMPILED_INNER_SIZES = (48, 80, 112, 144, 32, 64, 128)
 ALIGNMENT = 128
 
 
@@ -140,11 +143,14 @@ def _power_of_two(size: int) -> int:
     return min(size & -size, ALIGNMENT)
 
 
-def _sizes(group: list[_Place], size: int, aligned: bool) -> list[int]:
-    if aligned:
+def _sizes(group: list[_Place], size: int, aligned: bool, compiled: bool) -> list[int]:
+    leading = all(place.dim == 0 and place.rank > 2 for place in group)
+    if compiled and size % 16 == 0:
+        wanted = [*COMPILED_LEADING_SIZES, *COMPILED_INNER_SIZES] if leading else [*COMPILED_INNER_SIZES]
+    elif aligned:
         unit = _power_of_two(size)
         wanted = [unit, unit * 2, unit * 3] if unit > 1 else [3, 5, 9, 17, 33]
-    elif all(place.dim == 0 and place.rank > 2 for place in group):
+    elif leading:
         # The batch of a larger tensor; dimension 0 of a matrix is rows, which should not fit one block.
         wanted = [*LEADING_SIZES, *INNER_SIZES]
     else:
@@ -211,6 +217,7 @@ def reduce_plan(
     budget_elements: int,
     *,
     aligned: bool = False,
+    compiled: bool = False,
 ) -> Plan:
     """Find sizes at which the inputs hold at most ``budget_elements`` elements, or as near to it as the module lets.
 
@@ -222,6 +229,7 @@ def reduce_plan(
         budget_elements: limit for the sum of elements over all tensor arguments.
         aligned: keep each size's power-of-two factor (up to 128), for candidates that are written for the user's
             exact shapes; otherwise odd sizes are preferred, so that block masks are exercised.
+        compiled: prefer sizes at which kernels need not be compiled again where the full size is a multiple of 16.
 
     Returns:
         Argument path -> dimension -> size; empty when nothing has to, or may, shrink.
@@ -237,7 +245,7 @@ def reduce_plan(
         for part in _parts(group):
             if settled.intersection(part):
                 continue
-            if search.shrink(part, size, _sizes(part, size, aligned)):
+            if search.shrink(part, size, _sizes(part, size, aligned, compiled)):
                 settled.update(part)
             if len(settled) == len(group):
                 break

@@ -28,6 +28,7 @@ from drk.gym.arena import map_read_only
 from drk.gym.runner import capture as graph_capture
 from drk.gym.runner import execute, loading, structure, transfer, values
 from drk.gym.runner.audit import Audit
+from drk.gym.runner.autocast_casts import write_casts
 from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions, StateSnapshot
 from drk.gym.runner.parts import record_parts
@@ -277,7 +278,7 @@ class Session:
             with torch.no_grad():
                 return self.built(*call_args, **call_kwargs)
 
-        plan = values.reduce_plan(forward, args, kwargs, int(message["elements"]))
+        plan = values.reduce_plan(forward, args, kwargs, int(message["elements"]), compiled=self.device != "cpu")
         self.snapshot.restore(self.built)
         return {"plan": plan}
 
@@ -295,10 +296,19 @@ class Session:
             self.reduce = reduce
         self.snapshot.restore(self.built)
         try:
-            with torch.no_grad():
-                return {"graph": graph_capture.capture(self.built, args, kwargs)}
+            with torch.no_grad(), self.under_autocast():
+                graph = graph_capture.capture(self.built, args, kwargs)
         except graph_capture.CaptureError as error:
             raise loading.LoadFailure("load", "capture", str(error)) from error
+        autocast = self.meta.get("autocast")
+        return {"graph": write_casts(graph, autocast) if autocast else graph}
+
+    def under_autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """Return the task's autocast, or nothing."""
+        autocast = self.meta.get("autocast")
+        if not autocast:
+            return contextlib.nullcontext()
+        return torch.autocast(torch.device(self.device).type, dtype=getattr(torch, autocast))
 
     def parts(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Return how the module's parts are called in one call at full size (:mod:`drk.gym.runner.parts`)."""
@@ -311,7 +321,7 @@ class Session:
         rows: list[dict[str, Any]] = []
         for _ in range(rounds):
             self.snapshot.restore(self.built)
-            with torch.no_grad():
+            with torch.no_grad(), self.under_autocast():
                 rows = record_parts(self.built, *inputs, device=self.device)
         self.snapshot.restore(self.built)
         return {"parts": rows}

@@ -67,6 +67,15 @@ def test_aligned_plans_keep_powers_of_two():
     assert plan == {"args[0]": {"0": 32, "1": 128}}
 
 
+def test_compiled_plans_keep_what_triton_specialises_on():
+    plan = reduce_plan(nn.Linear(256, 8), [torch.zeros(4096, 256)], {}, 20_000, compiled=True)
+    assert plan == {"args[0]": {"0": 48}}
+    plan = reduce_plan(nn.ReLU(), [torch.zeros(64, 4096, 33)], {}, 40_000, compiled=True)
+    assert plan == {"args[0]": {"0": 16, "1": 48}}
+    plan = reduce_plan(nn.Linear(256, 8), [torch.zeros(1001, 256)], {}, 20_000, compiled=True)
+    assert plan == {"args[0]": {"0": 33}}, "a size that was no multiple needs no other kernel at an odd one"
+
+
 def test_masks_follow_their_tokens():
     class Attention(nn.Module):
         def forward(self, q, k, v, mask):
