@@ -37,6 +37,8 @@ def optimize_spec(server: DrkServer, path: Path, name: str, resume: Run | None =
     runs_dir = resume.folder.parent if resume is not None else server.own_runs_dir(root)
     what = [resume.name, "--resume"] if resume is not None else [f"{path}:{name}" if name else str(path)]
     arguments = ["optimize", *what, "--events", "jsonl", "--format", "json", "--runs-dir", str(runs_dir)]
+    if resume is None and _is_saved(server, path, name):
+        arguments.append("--from-profile")
     if settings.device:
         arguments += ["--device", settings.device]
     return JobSpec(
@@ -48,6 +50,17 @@ def optimize_spec(server: DrkServer, path: Path, name: str, resume: Run | None =
         command=settings.command or OWN_COMMAND,
         environment={URL_VARIABLE: settings.gym_url} if settings.gym_url else {},
     )
+
+
+def _is_saved(server: DrkServer, path: Path, name: str) -> bool:
+    """Say whether the newest profile holds inputs for a target, and the file is as it was when that was made."""
+    profile = server.profile_for(path)
+    if profile is None or f"{path}:{name}" not in profile.saved_targets:
+        return False
+    try:
+        return path.stat().st_mtime_ns <= profile.report_path.stat().st_mtime_ns
+    except OSError:
+        return False
 
 
 def profile_spec(server: DrkServer, path: Path) -> JobSpec:

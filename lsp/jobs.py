@@ -95,6 +95,7 @@ class Job:
         self.message = "starting"
         self.token = ""
         self.process: subprocess.Popen[bytes] | None = None
+        self._swept = False
         self._text: list[str] = []
         self._result: Mapping[str, Any] | None = None
 
@@ -126,6 +127,7 @@ class Job:
         while self.process.poll() is None:
             await asyncio.sleep(POLL_S)
         self._sweep()
+        self._swept = True
         done, late = await asyncio.wait(readers, timeout=DRAIN_S)
         for one in late:
             one.cancel()
@@ -146,8 +148,8 @@ class Job:
                 os.kill(self.process.pid, number)
 
     def _sweep(self) -> None:
-        """Kill what is left of the group."""
-        if self.process is not None:
+        """Kill what is left of the group; not again later, when its number may be another's."""
+        if self.process is not None and not self._swept:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.process.pid, signal.SIGKILL)
 

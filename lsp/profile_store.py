@@ -71,12 +71,13 @@ class Fusable:
 
 @dataclass(frozen=True)
 class FileProfile:
-    """What one profile says about one file."""
+    """What one profile says about one file. ``saved_targets`` are those of the whole profile that come with inputs."""
 
     report_id: str
     report_path: Path
     times_are: Literal["device", "cpu"]
     device: str
+    saved_targets: frozenset[str] = frozenset()
     hotspots: tuple[Hotspot, ...] = ()
     fusables: tuple[Fusable, ...] = ()
 
@@ -163,8 +164,10 @@ def index_report(report: Report, path: Path) -> dict[str, FileProfile]:
     for candidate in report.fusions:
         if candidate.place is not None:
             fusables.setdefault(_file(report, candidate.place), []).append(_fusable(candidate, targets))
+    saved = {_absolute(report, row.target) for row in report.modules if any(kind.task for kind in row.inputs)}
     facts = {
         "report_id": report.id,
+        "saved_targets": frozenset(saved - {""}),
         "report_path": path,
         "times_are": report.method.times_are,
         "device": report.environment.device,

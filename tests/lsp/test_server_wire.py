@@ -174,10 +174,8 @@ async def test_a_command_that_does_not_exist_is_told(client_in: Any, project: Pa
     assert "cannot start /nowhere/drk" in await client.message("failed")
 
 
-async def test_a_killed_server_leaves_no_work_behind_and_loses_nothing(
-    client_in: Any, project: Path, scripted: Any
-) -> None:
-    client = await client_in(project, {"command": scripted("wait")})
+async def test_a_killed_server_leaves_no_work_and_loses_nothing(start: Any, project: Path, scripted: Any) -> None:
+    client = await start(project, {"command": scripted("wait")})
     uri = client.open(project / "model.py")
     await client.command("drk.optimize", uri=uri, target="Net")
     await client.reported("turn 2/2")
@@ -185,7 +183,7 @@ async def test_a_killed_server_leaves_no_work_behind_and_loses_nothing(
     client.process.send_signal(signal.SIGKILL)
     await client.process.wait()
     await _gone(leader)
-    again = await client_in(project)
+    again = await start(project)
     uri = again.open(project / "model.py")
     assert "drk: apply kernels to Net (1.40x over compile)" in titles(await again.actions(uri, CLASS_LINE))
 

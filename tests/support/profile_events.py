@@ -9,7 +9,9 @@ from drk.assistant.profile_recording import RecordedInit, RecordedModule, Record
 FLOAT_ARGS = {"Input type": ["float", "float"], "Input Strides": [[], []], "Concrete Inputs": ["", ""]}
 
 
-def host(name: str, start: float, duration: float, kind: str = "cpu_op", thread: int = 1, **args: Any) -> dict[str, Any]:
+def host(
+    name: str, start: float, duration: float, kind: str = "cpu_op", thread: int = 1, **args: Any
+) -> dict[str, Any]:
     return {"ph": "X", "cat": kind, "name": name, "ts": start, "dur": duration, "pid": 1, "tid": thread, "args": args}
 
 
