@@ -16,6 +16,8 @@ from typing import Any
 
 MAX_DATA_BYTES = 256 * 2**20
 MAX_DEPTH = 6
+MAX_LOOKED_AT = 2**24
+"""Larger tensors are not looked into: that would take memory which the program may need."""
 
 
 class ValueWriter:
@@ -63,7 +65,8 @@ class ValueWriter:
         meaningful = not (value.is_floating_point() or value.is_complex())
         if data and value.numel():
             plain = value.detach()
-            meaningful = meaningful or not bool(plain.isfinite().all())
+            looked_at = not meaningful and plain.numel() <= MAX_LOOKED_AT
+            meaningful = meaningful or (looked_at and not bool(plain.isfinite().all()))
             size = plain.numel() * plain.element_size()
             if meaningful and self.data_bytes + size <= self.max_data_bytes:
                 spec["file"] = self.dump(plain)
@@ -90,9 +93,14 @@ def autocast_dtype(torch: Any) -> str | None:
 
 
 def value_range(tensor: Any) -> tuple[float, float] | None:
-    """Return the least and the greatest finite value of a tensor; None when there is none or it is not real."""
+    """Return the least and the greatest finite value of a real tensor; None when there is none or it is too large."""
     torch = sys.modules["torch"]
-    if tensor.is_complex() or not tensor.numel() or tensor.layout != torch.strided or tensor.device.type == "meta":
+    if (
+        tensor.is_complex()
+        or not 0 < tensor.numel() <= MAX_LOOKED_AT
+        or tensor.layout != torch.strided
+        or tensor.device.type == "meta"
+    ):
         return None
     plain = tensor.detach()
     plain = plain.float() if plain.is_floating_point() else plain.to(torch.int64)

@@ -115,7 +115,7 @@ def _method(method: Method, window: Window, on_device: bool) -> Method:
 
 def _environment(recording: Recording) -> Environment:
     facts = recording.environment
-    extra = {name: str(facts[name]) for name in ("tf32_matmul", "tf32_conv") if name in facts}
+    extra: dict[str, str] = {name: str(facts[name]) for name in ("tf32_matmul", "tf32_conv") if name in facts}
     return Environment(
         device=str(facts.get("device", "cpu")),
         torch=str(facts.get("torch", "")),

@@ -5,7 +5,8 @@ Wrapped are ``Module.__call__`` (what is called with what, how often, from where
 (:mod:`drk.assistant.profile_window`); afterwards only counting goes on. What was seen is written to
 ``recording-<pid>.json``: when the window closes, every few seconds, at exit, on SIGTERM and before ``os._exit``.
 
-A step is a call of the root module that is called most: the outermost module on the stack. Forked children (DataLoader
+A step is a call of the main root module: of the modules that are outermost on the stack, the one with most parts.
+Forked children (DataLoader
 workers) are not watched. Nothing that goes wrong here reaches the program: the recorder notes it and stops.
 
 Left out: modules called by ``forward`` directly count as their caller; what ``torch.compile`` compiled is one module.
@@ -57,6 +58,7 @@ class Entry:
         self.paths: dict[int, str] = {}
         self.called_at: int | None = None
         self.init: int | None = None
+        self.parts = 0
         self.calls = 0
         self.other_calls = 0
         self.kinds: dict[Any, dict[str, Any]] = {}
@@ -105,6 +107,7 @@ class ProfileRecorder:
         self.init_numbers: dict[str, int] = {}
         self.init_of: dict[int, int] = {}
         self.steps: dict[int, list[int]] = {}
+        self.main: Entry | None = None
         self.notes: list[str] = []
         self.stacks = threading.local()
         self.lock = threading.RLock()
@@ -166,6 +169,9 @@ class ProfileRecorder:
                 entry.init = init  # an object of a library's class may have the id of one that is gone
             entry.called_at = self.lines.line_of(sys._getframe(2))
             self.place(entry, module)
+            entry.root.parts += 1
+            if self.main is None or entry.root.parts > self.main.parts:
+                self.main = entry.root
             if len(self.all_entries) < MAX_MODULES:
                 self.all_entries.append(entry)
                 self.entries[id(module)] = entry
@@ -191,7 +197,7 @@ class ProfileRecorder:
         if len(times) < MAX_STEPS_KEPT:
             times.append(time.perf_counter_ns())
         before = self.window.state
-        self.window.mark_step(entry.number, entry.calls - 1, module)
+        self.window.mark_step(entry.number, entry.calls - 1, module, is_main=entry is self.main)
         closed = before == "open" and self.window.state != "open"
         if closed or time.monotonic() - self.written_at > WRITE_EVERY_S:
             self.write()

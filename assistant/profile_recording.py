@@ -8,6 +8,7 @@ of processes told.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -87,9 +88,11 @@ class Recording:
 
     @property
     def step_root(self) -> int | None:
-        """The root module whose calls are steps: the first that was called twice, else the first of all."""
+        """The root module whose calls are steps: of those called more than once the one with most parts."""
+        parts = Counter(module.root for module in self.modules)
         numbers = [int(number) for number, times in self.steps.items() if times]
-        return min(numbers, key=lambda number: (-len(self.steps[str(number)]), number), default=None)
+        again = [number for number in numbers if len(self.steps[str(number)]) > 1] or numbers
+        return max(again, key=lambda number: (parts[number], len(self.steps[str(number)]), -number), default=None)
 
     def step_starts_us(self) -> list[float]:
         """Return when the steps of :attr:`step_root` began, on the process's own clock."""

@@ -24,6 +24,9 @@ from typing import Any
 
 from drk.assistant.profile_marks import MARK, LineTable, ModeSlot, compiles, range_maker
 
+MANY = 20
+"""Times the wanted steps that another root (a metric, a loss) may be called before it ends the window."""
+
 
 def uses_gpu(torch: Any, told: bool | None) -> bool:
     """Whether this process works on a GPU; ``told`` is the answer of whoever knows."""
@@ -71,8 +74,8 @@ class Window:
         if not compiles(module):
             self.slot = ModeSlot(self.lines)
 
-    def mark_step(self, root: int, number: int, module: Any) -> None:
-        """Note that a call of a root module begins; close the window when it has seen enough."""
+    def mark_step(self, root: int, number: int, module: Any, *, is_main: bool) -> None:
+        """Note that a call of a root module begins; close the window when it has seen enough steps of the main one."""
         if self.state == "waiting":
             self.open(module)
         if self.state != "open" or threading.get_ident() != self._owner:
@@ -80,7 +83,7 @@ class Window:
         seen = self.seen[root] = self.seen.get(root, 0) + 1
         self.first_step.setdefault(root, number)
         late = time.monotonic() - self._began > self.max_seconds
-        if seen > self.steps or (late and seen > 2):
+        if (is_main and seen > self.steps) or seen > MANY * self.steps or (late and seen > 2):
             self.close()
             return
         with self._range(f"{MARK}s|{root}|{number}"):

@@ -142,6 +142,25 @@ def test_a_fault_of_the_recorder_does_not_reach_the_program(watched, monkeypatch
     assert "ours" in data["notes"][0]
 
 
+def test_steps_are_calls_of_the_root_with_most_parts(watched) -> None:
+    net, metric = Whole(), nn.Identity()
+    for _ in range(5):
+        metric(net(torch.randn(4, 8)))
+        metric(torch.randn(2))
+    found = told(watched)
+    assert found.module_names()[found.step_root] == "Whole"
+    trace = analyse(read_events(watched.folder / found.window.trace), found.step_root)
+    assert [number for number, _ in trace.step_starts] == [0, 1, 2]
+
+
+def test_large_tensors_are_not_looked_into(watched, monkeypatch) -> None:
+    monkeypatch.setattr("drk.assistant.capture_values.MAX_LOOKED_AT", 8)
+    Part(4)(torch.full((4, 4), float("nan")))
+    (kind,) = told(watched).modules[0].kinds
+    assert kind.ranges == (None,)
+    assert "file" not in kind.args[0]
+
+
 def test_threads_have_stacks_of_their_own(watched) -> None:
     net = Whole()
     net(torch.randn(4, 8))
