@@ -146,7 +146,7 @@ def reduction(writer: Writer) -> list[Value]:
             value = reduce_once(writer, value, axis, keep=False)
         return [value]
     value = reduce_once(writer, whole, axis, keep=rng.random() < 0.35)
-    if kind > 0.85 and len(value.shape) > 1:
+    if kind > 0.85 and len(value.shape) > 1 and value.shape[-1] > 1:
         value = reduce_once(writer, writer.chain(value, rng.choice((0, 1))), -1, keep=False)
     value = writer.chain(value, rng.choice((0, 0, 1, 2, 3)))
     if rng.random() < 0.06 and value.shape != whole.shape:
