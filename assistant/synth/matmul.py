@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from drk.assistant.synth.bands import loop_lines
 from drk.assistant.synth.body import Body, KernelText
 from drk.assistant.synth.domain import Operand, index_lines
 from drk.assistant.synth.launcher import (
@@ -167,8 +168,14 @@ def _product_lines(body: Body, rows: str) -> list[str]:
             f"{right}_ptrs = {_batch_offset(body, right)} + {by_column} + inner[:, None] * stride_{right}_{step}"
         )
     lines += [f"{name} = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)" for name in accumulators]
+    product = body.region.products[0]
+    banded = product.left_band is not None or product.result_band is not None
+    if banded:
+        lines += loop_lines(product.left_band, product.result_band, rows)
+        lines.append(f"left_ptrs += first_inner * stride_{left}_1")
+        lines += [f"{right}_ptrs += first_inner * stride_{right}_{step}" for right in rights]
     lines += [
-        "for start in range(0, n_inner, BLOCK_K):",
+        f"for start in range({'first_inner, last_inner' if banded else '0, n_inner'}, BLOCK_K):",
         "    if EVEN_INNER:",
         "        left = tl.load(left_ptrs)",
         *(f"        {right}_tile = tl.load({right}_ptrs)" for right in rights),
@@ -179,6 +186,9 @@ def _product_lines(body: Body, rows: str) -> list[str]:
             for right in rights
         ),
     ]
+    if product.left_band is not None:
+        kept = product.left_band.condition(f"{rows}[:, None]", "(inner[None, :] + start)")
+        lines.append(f"    left = tl.where({kept}, left, 0.0)")
     for accumulator, right in zip(accumulators, rights, strict=True):
         lines.append(f"    {accumulator} = tl.dot(left, {right}_tile, {accumulator}, input_precision=PRECISION)")
     lines.append(f"    left_ptrs += BLOCK_K * stride_{left}_1")
@@ -190,6 +200,10 @@ def _epilogue_lines(body: Body, rows: str) -> list[str]:
     products = {product.node.name: product for product in body.region.products}
     biases = [f"{body.names[p.node.name]} += {body.names[p.bias]}" for p in products.values() if p.bias]
     pointwise = [node for node in body.region.nodes if node.name not in products]
+    for item in products.values():
+        if item.result_band is not None:
+            kept, result = item.result_band.condition(f"{rows}[:, None]", "cols[None, :]"), body.names[item.node.name]
+            biases.append(f"{result} = tl.where({kept}, {result}, 0.0)")
     return [
         "",
         f"row_mask = {rows}[:, None] < n_rows",

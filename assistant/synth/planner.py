@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from drk.assistant.synth.attention_region import find_attention
+from drk.assistant.synth.banded_region import build_banded_region
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.pooling_region import build_pooling_region
 from drk.assistant.synth.regions import Facts, Region, Rules, build_region, facts_of, product_of, reduced_dims
@@ -24,6 +25,8 @@ def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
     """Return the region of ``nodes`` (in graph order), or None when no kernel can compute them together."""
     if any(window_of(node, facts.metas) is not None for node in nodes):
         return build_pooling_region(nodes, facts)
+    if any(node.name in facts.bands for node in nodes):
+        return build_banded_region(nodes, facts, rules)
     if any(is_scan(node, facts.metas) for node in nodes):
         return build_scan_region(nodes, facts)
     return build_region(nodes, facts, rules)
@@ -93,8 +96,11 @@ class _Planner:
             return self.rules.matmul
         if reduced_dims(node, self.facts.metas) is not None:
             return self.rules.row
-        if window_of(node, self.facts.metas) is not None:
-            return self.rules.pool
+        window = window_of(node, self.facts.metas)
+        if window is not None:
+            return self.rules.pool if window.weight is None else self.rules.depthwise
+        if node.name in self.facts.bands:
+            return self.rules.matmul
         if is_scan(node, self.facts.metas):
             return self.rules.row
         if node.bare_op == "contiguous" and set(node.inputs()) <= self.facts.fixed:

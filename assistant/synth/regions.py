@@ -16,6 +16,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from drk.assistant.synth.bands import Band, bands_of
 from drk.assistant.synth.domain import Operand, memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
@@ -46,6 +47,8 @@ class Product:
     transposed: bool
     bias: str | None = None
     batched: bool = False
+    left_band: Band | None = None
+    result_band: Band | None = None
 
 
 @dataclass(frozen=True)
@@ -83,13 +86,15 @@ class Region:
     """What the window's operators read, aligned to the pooled tensor's shape."""
     attention: Attention | None = None
     scan: Scan | None = None
+    absorbed: tuple[Node, ...] = ()
+    """Nodes that the region stands for without naming their values."""
     order: tuple[int, ...] = ()
     """With a window: which dimension of its result each dimension of ``shape`` is."""
 
     @property
     def names(self) -> frozenset[str]:
         """Names of the region's nodes."""
-        return frozenset(node.name for node in self.nodes)
+        return frozenset(node.name for node in (*self.nodes, *self.absorbed))
 
 
 @dataclass(frozen=True)
@@ -101,6 +106,7 @@ class Rules:
     attention: bool = True
     row: bool = True
     pool: bool = True
+    depthwise: bool = True
     pointwise: bool = True
     excluded: frozenset[str] = frozenset()
     """Names of nodes that must stay torch operators."""
@@ -115,6 +121,7 @@ class Facts:
     order: Mapping[str, int]
     fixed: frozenset[str]
     scalars: Mapping[str, float]
+    bands: Mapping[str, Band] = field(default_factory=dict)
     sized: frozenset[str] = frozenset()
     """Nodes that scale by a size of the inputs: they stay torch operators, which can tell it at run time."""
 
@@ -130,7 +137,8 @@ def facts_of(graph: Graph) -> Facts:
     order = {name: index for index, name in enumerate(names)}
     sizes = size_constants(graph)
     sized = frozenset(node.name for node in graph.nodes if sizes.scales(node))
-    return Facts(graph.metas(), graph.users(), order, frozenset(fixed), scalars, sized)
+    metas = graph.metas()
+    return Facts(metas, graph.users(), order, frozenset(fixed), scalars, bands_of(graph, metas), sized)
 
 
 # --- What a node can be --------------------------------------------------------------------------------------

@@ -1,0 +1,40 @@
+"""Triangular and banded products, against float64, and that what is zero is skipped."""
+
+import pytest
+import torch
+from modules import Function
+
+from drk.assistant.synth.propose import compile_graph, variants
+
+A, B = torch.randn(150, 150), torch.randn(150, 70)
+
+
+@pytest.mark.parametrize(
+    ("function", "left"),
+    [
+        (lambda _, a, b: torch.tril(a) @ b, A),
+        (lambda _, a, b: torch.triu(a, -3) @ b + 1, A),
+        (lambda _, a, b: torch.triu(torch.tril(a, 40), -9) @ b, A),
+        (lambda _, a, b: torch.tril(a @ b), A),
+        (lambda _, a, b: torch.triu(torch.triu(a) @ b, 2).relu(), A),
+        (lambda _, a, b: torch.tril(a, -200) @ b, A),
+        (lambda _, a, b: torch.tril(a) @ b, torch.randn(2, 150, 150)),
+    ],
+)
+def test_masked_products_in_one_kernel(check, function, left):
+    right = B if left.dim() == 2 else torch.stack([B, B * 2])
+    compiled = check(Function(function), left, right, factor=3.0)
+    assert len(compiled.kernels) == 1
+    assert "aten.tri" not in compiled.source
+    assert "for start in range(first_inner, last_inner, BLOCK_K)" in compiled.source
+
+
+def test_masks_that_something_else_reads_stay(graph_of):
+    def forward(_, a, b):
+        lower = torch.tril(a)
+        return lower @ b, lower
+
+    graph = graph_of(Function(forward), A, B)
+    assert "tril" in compile_graph(graph, variants(graph)[0]).source
+    flat = graph_of(Function(lambda _, a, b: torch.tril(a) @ b), torch.randn(2, 150, 150), B)
+    assert "range(0, n_inner" in compile_graph(flat, variants(flat)[0]).source
