@@ -106,7 +106,7 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
       drk optimize --resume                     go on with the latest run
     """
     flags = _flags(precision, device, arch, turns, max_time, model, seeds, sandbox, runs_dir)
-    asked = {"inputs": inputs or [], "init": init or [], "mode": mode, "factory": factory}
+    asked: dict[str, Any] = {"inputs": inputs or [], "init": init or [], "mode": mode, "factory": factory}
     asked |= {"capture": capture, "autocast": autocast}
     told = _Told(base_url, model_option or (), builtin_first, hint or (), from_file or (), max_cost, max_gpu_seconds)
     _run(

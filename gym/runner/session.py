@@ -28,7 +28,7 @@ from drk.gym.arena import map_read_only
 from drk.gym.runner import capture as graph_capture
 from drk.gym.runner import execute, loading, structure, transfer, values
 from drk.gym.runner.audit import Audit
-from drk.gym.runner.autocast_casts import write_casts
+from drk.gym.runner.autocast_casts import autocast_everywhere, write_casts
 from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions, StateSnapshot
 from drk.gym.runner.parts import record_parts
@@ -308,7 +308,7 @@ class Session:
         autocast = self.meta.get("autocast")
         if not autocast:
             return contextlib.nullcontext()
-        return torch.autocast(torch.device(self.device).type, dtype=getattr(torch, autocast))
+        return autocast_everywhere(getattr(torch, autocast))
 
     def parts(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Return how the module's parts are called in one call at full size (:mod:`drk.gym.runner.parts`)."""
