@@ -233,8 +233,13 @@ def _follow(run: Run, now: bytes, lines: list[str]) -> bytes | None:
 def _written(folder: Path, written: dict[str, str]) -> tuple[tuple[Path, ...], tuple[Path, ...]]:
     """Return which of the files that were written are still as they were, and which were changed since."""
     present = [(folder / name, digest) for name, digest in written.items() if (folder / name).exists()]
-    same = tuple(path for path, digest in present if _sha256(path.read_bytes()) == digest)
+    same = tuple(path for path, digest in present if digest in _digests(path.read_bytes()))
     return same, tuple(path for path, _ in present if path not in same)
+
+
+def _digests(data: bytes) -> tuple[str, str]:
+    """Return the digest of a file, and of it with one line end at its end: some editors add or drop an empty line."""
+    return _sha256(data), _sha256(data.rstrip(b"\r\n") + b"\n")
 
 
 def _write_record(

@@ -1,12 +1,12 @@
 -- Drives Neovim headless through the whole path: diagnostics, search, apply, undo, redo, restore. What is seen goes as
--- JSON into the file that DRK_LOG names. DRK_PLUGIN is the client's folder, DRK_FILE the user's file, DRK_CMD the
--- server's command line and DRK_SETTINGS the settings, both as JSON.
+-- JSON into the file that DRIVE_LOG names. DRIVE_PLUGIN is the client's folder, DRIVE_FILE the user's file, DRIVE_CMD the
+-- server's command line and DRIVE_SETTINGS the settings, both as JSON.
 local seen = { progress = {}, messages = {}, steps = {} }
 local limit_ms = 240000
 
 local function finish(fault)
   seen.fault = fault
-  vim.fn.writefile({ vim.json.encode(seen) }, os.getenv("DRK_LOG"))
+  vim.fn.writefile({ vim.json.encode(seen) }, os.getenv("DRIVE_LOG"))
   vim.cmd("qall!")
 end
 
@@ -37,7 +37,7 @@ local function action(kind)
 end
 
 local function drive()
-  vim.opt.runtimepath:append(os.getenv("DRK_PLUGIN"))
+  vim.opt.runtimepath:append(os.getenv("DRIVE_PLUGIN"))
   vim.opt.swapfile = false
   vim.lsp.handlers["window/showMessage"] = function(_, params)
     table.insert(seen.messages, params.message)
@@ -47,8 +47,8 @@ local function drive()
     table.insert(seen.progress, params.value)
     return vim.NIL
   end
-  require("drk").setup({ cmd = vim.json.decode(os.getenv("DRK_CMD")), settings = vim.json.decode(os.getenv("DRK_SETTINGS")) })
-  vim.cmd("edit " .. vim.fn.fnameescape(os.getenv("DRK_FILE")))
+  require("drk").setup({ cmd = vim.json.decode(os.getenv("DRIVE_CMD")), settings = vim.json.decode(os.getenv("DRIVE_SETTINGS")) })
+  vim.cmd("edit " .. vim.fn.fnameescape(os.getenv("DRIVE_FILE")))
   vim.bo.filetype = "python"
   wait("attach", function()
     return #require("drk").clients(0) > 0
@@ -60,7 +60,7 @@ local function drive()
     return { code = one.code, line = one.lnum, message = one.message, severity = one.severity }
   end, vim.diagnostic.get(0))
   local original = text()
-  vim.fn.search("^class " .. (os.getenv("DRK_CLASS") or "Net"))
+  vim.fn.search("^class " .. (os.getenv("DRIVE_CLASS") or "Net"))
   action("refactor.rewrite.drk.fuse")
   wait("the search's end", function()
     return #seen.progress > 0 and seen.progress[#seen.progress].kind == "end"
@@ -71,19 +71,19 @@ local function drive()
   end)
   seen.applied = text()
   wait("saved files", function()
-    local folder = vim.fs.dirname(os.getenv("DRK_FILE"))
+    local folder = vim.fs.dirname(os.getenv("DRIVE_FILE"))
     return vim.fn.getfsize(folder .. "/model_kernels.py") > 0 and vim.fn.getfsize(folder .. "/test_model_kernels.py") > 0
   end)
   seen.saved = not vim.bo.modified
-  if os.getenv("DRK_CHECK") then
-    seen.check = vim.fn.system(os.getenv("DRK_CHECK"))
+  if os.getenv("DRIVE_CHECK") then
+    seen.check = vim.fn.system(os.getenv("DRIVE_CHECK"))
     seen.check_code = vim.v.shell_error
   end
   vim.cmd("silent undo")
   seen.undone = text() == original
   vim.cmd("silent redo")
   vim.cmd("silent write")
-  vim.fn.search("^class " .. (os.getenv("DRK_CLASS") or "Net"))
+  vim.fn.search("^class " .. (os.getenv("DRIVE_CLASS") or "Net"))
   action("refactor.rewrite.drk.restore")
   wait("the restored text", function()
     return text() == original

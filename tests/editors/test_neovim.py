@@ -33,15 +33,15 @@ def drive(file: Path, plugin: Path, settings: dict[str, Any], check: str = "") -
     environment = {
         **os.environ,
         "HOME": str(home),
-        "DRK_LOG": str(log),
-        "DRK_PLUGIN": str(plugin),
-        "DRK_FILE": str(file),
-        "DRK_CMD": json.dumps(SERVER),
-        "DRK_SETTINGS": json.dumps(settings),
-        "DRK_CHECK": check,
+        "DRIVE_LOG": str(log),
+        "DRIVE_PLUGIN": str(plugin),
+        "DRIVE_FILE": str(file),
+        "DRIVE_CMD": json.dumps(SERVER),
+        "DRIVE_SETTINGS": json.dumps(settings),
+        "DRIVE_CHECK": check,
     }
     if not check:
-        del environment["DRK_CHECK"]
+        del environment["DRIVE_CHECK"]
     words = [str(NVIM), "--clean", "--headless", "-S", str(HERE / "drive_neovim.lua")]
     done = subprocess.run(
         words, env=environment, cwd=file.parent, capture_output=True, text=True, timeout=280, check=False
@@ -68,7 +68,7 @@ def test_the_whole_path(tmp_path: Path, repository: Path) -> None:
     assert seen["saved"]
     assert seen["undone"]
     assert seen["restored"]
-    assert not (file.parent / "model_kernels.py").exists()
+    assert not (file.parent / "model_kernels.py").exists(), seen["messages"]
     if REAL:
         assert seen["check_code"] == 0, seen["check"]
         assert " passed" in seen["check"]

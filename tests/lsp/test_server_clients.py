@@ -42,6 +42,14 @@ async def client(lsp_client: LanguageClient, editor: str, tmp_path: Path) -> Asy
         lsp_client.edits.append(params)  # type: ignore[attr-defined]
         return lsp.ApplyWorkspaceEditResult(applied=True)
 
+    @lsp_client.feature(lsp.WORKSPACE_CODE_LENS_REFRESH)
+    def on_lenses(_: None) -> None:
+        return None
+
+    @lsp_client.feature(lsp.WORKSPACE_INLAY_HINT_REFRESH)
+    def on_hints(_: None) -> None:
+        return None
+
     await lsp_client.initialize_session(
         lsp.InitializeParams(
             capabilities=client_capabilities(CLIENTS[editor]),
@@ -82,7 +90,7 @@ async def test_diagnostics_search_and_apply(client: LanguageClient, editor: str,
         lsp.ExecuteCommandParams(command="drk.optimize", arguments=[{"uri": uri, "target": "Net"}])
     )
     await until(lambda: [one for one in client.messages if "apply it" in one.message])
-    kinds = [type(one.value).__name__ for reports in client.progress_reports.values() for one in reports]
+    kinds = [type(one).__name__ for reports in client.progress_reports.values() for one in reports]
     assert (kinds[0], kinds[-1]) == ("WorkDoneProgressBegin", "WorkDoneProgressEnd")
     done = await client.workspace_execute_command_async(
         lsp.ExecuteCommandParams(command="drk.apply", arguments=[{"uri": uri}])

@@ -9,7 +9,7 @@ local label = "drk: "
 -- Files that drk creates or edits are saved when they were not modified before: kernels in an unsaved buffer would be
 -- missing for whoever imports them.
 local function apply_edit(error, params, context, config)
-  local edited = {}
+  local edited, created = {}, {}
   local change_list = params and params.edit and params.edit.documentChanges or {}
   for _, change in ipairs(change_list) do
     local uri = change.uri or (change.textDocument and change.textDocument.uri)
@@ -17,6 +17,7 @@ local function apply_edit(error, params, context, config)
       local buffer = vim.fn.bufnr(vim.uri_to_fname(uri))
       local modified = buffer > 0 and vim.api.nvim_buf_is_loaded(buffer) and vim.bo[buffer].modified
       edited[uri] = not modified
+      created[uri] = created[uri] or change.kind == "create"
     end
   end
   local result = vim.lsp.handlers["workspace/applyEdit"](error, params, context, config)
@@ -25,6 +26,9 @@ local function apply_edit(error, params, context, config)
       local buffer = vim.uri_to_bufnr(uri)
       if clean and vim.api.nvim_buf_is_loaded(buffer) then
         vim.api.nvim_buf_call(buffer, function()
+          if created[uri] and vim.fn.line("$") > 1 and vim.fn.getline("$") == "" then
+            vim.cmd("silent undojoin | $delete _") -- the empty line of the new buffer, behind the text's own line end
+          end
           vim.cmd("silent noautocmd write!")
           vim.bo.modified = false
         end)
