@@ -1,4 +1,4 @@
-"""Writes kernels for pooling regions: each program computes ``BLOCK`` results and walks over their windows.
+"""Writes kernels for pooling and depthwise convolution: each program computes ``BLOCK`` results from their windows.
 
 Windows are unrolled; overlapping ones read their common elements from the L1 cache. The walk over results is
 channels-last where the result is. Indices are split into the result's dimensions once per element, the pooled
@@ -45,7 +45,8 @@ def write_pooling(
     window = _window(region)
     body = Body(region, names, metas, two_dimensional=False)
     outputs = tuple(operand.value for operand in region.outputs)
-    inputs = tuple(dict.fromkeys(operand.value for operand in (*region.pooled, *region.inputs)))
+    weights = [item for item in (window.weight, window.bias) if item is not None]
+    inputs = tuple(dict.fromkeys([*(operand.value for operand in (*region.pooled, *region.inputs)), *weights]))
     before = _before(region, window)
     after = [node for node in region.nodes if node.name not in before and node is not window.node]
     rank = len(region.shape)
@@ -71,7 +72,7 @@ def write_pooling(
     sizes = [f"size_{dim}" for dim in range(2, rank)]
     results = [f"result_{dim}" for dim in range(1, rank)]
     parameters = [
-        *(f"{names[operand.value]}_ptr" for operand in region.pooled),
+        *(f"{names[value]}_ptr" for value in (*(operand.value for operand in region.pooled), *weights)),
         *pointers.parameters,
         *("n_elements", *sizes, *results),
         *(parameter for parameter, _ in (*strides, *late)),
@@ -81,7 +82,7 @@ def write_pooling(
     formula = body.formula(outputs)
     kernel = kernel_source(f"{name}_kernel", parameters, ["One result per lane, windows unrolled:", *formula], lines)
     values = [
-        *(names[operand.value] for operand in region.pooled),
+        *(names[value] for value in (*(operand.value for operand in region.pooled), *weights)),
         *pointers.values,
         *("n_elements", *sizes, *results),
         *(value for _, value in (*strides, *late)),
@@ -140,6 +141,8 @@ def _window_lines(
     result = names[window.node.name]
     start = 'float("-inf")' if window.largest else "0.0"
     lines.append(f"{result} = tl.full((BLOCK,), {start}, dtype=tl.float32)")
+    if window.bias is not None:
+        lines.append(f"{result} += tl.load({names[window.bias]}_ptr + at_1, mask=mask, other=0.0).to(tl.float32)")
     inner: list[str] = []
     checks = ["mask"]
     for place, dim in enumerate(pooled):
@@ -156,6 +159,9 @@ def _window_lines(
     if window.largest:
         taken = f'tl.where(inside, {tidy(taken)}, float("-inf"))'
         inner.append(f"{result} = tl.maximum({result}, {taken}, propagate_nan=tl.PropagateNan.ALL)")
+    elif window.weight is not None:
+        weight = f"tl.load({names[window.weight]}_ptr + {_weight_offset(window, list(pooled))}, mask=mask, other=0.0)"
+        inner.append(f"{result} += tl.where(inside, {tidy(taken)}, 0.0) * {weight}.to(tl.float32)")
     else:
         inner.append(f"{result} += tl.where(inside, {tidy(taken)}, 0.0)")
     total = 1
@@ -168,8 +174,16 @@ def _window_lines(
     return [*lines, *_average_lines(window, result, list(pooled), total)]
 
 
+def _weight_offset(window: Window, pooled: list[int]) -> str:
+    """Offset of the window's place in a weight of shape (channels, 1, *sizes)."""
+    place = "at_1"
+    for dim, size in zip(pooled, window.sizes, strict=True):
+        place = f"({place}) * {size} + k_{dim}" if " " in place else f"{place} * {size} + k_{dim}"
+    return place
+
+
 def _average_lines(window: Window, result: str, pooled: list[int], total: int) -> list[str]:
-    if window.largest:
+    if window.largest or window.weight is not None:
         return []
     if window.counts_padding and not window.ceil:
         return [f"{result} = {result} / {total}.0"]
@@ -199,6 +213,8 @@ def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str
     window, rank = _window(region), len(body.region.shape)
     whole = next(operand for operand in region.pooled if all(operand.varies))
     lines = [*layout_lines(body, owned)]
+    if window.weight is not None:
+        lines.append(f"{names[window.weight]} = {names[window.weight]}.contiguous()")
     for dim in range(2, rank):
         lines.append(f"size_{dim} = {names[whole.value]}.shape[{dim}]")
     for dim in range(rank):

@@ -1,4 +1,4 @@
-"""Regions around a pooling operator: pointwise operators on what is pooled, the window, pointwise operators after it.
+"""Regions around a pooling operator or depthwise convolution: pointwise operators, the window, pointwise operators.
 
 Operators before the window are computed again for each window that covers their element. That is free where windows
 do not overlap, and cheaper than a round trip through memory for light operators where they do.
@@ -22,6 +22,8 @@ def build_pooling_region(nodes: list[Node], facts: Facts) -> Region | None:
     """Return the region of ``nodes`` (in graph order) around one window, or None."""
     windows = [item for node in nodes if (item := window_of(node, facts.metas)) is not None]
     others = [node for node in nodes if node is not windows[0].node]
+    if {windows[0].weight, windows[0].bias} & {node.name for node in nodes}:
+        return None
     if len(windows) != 1 or not all(is_pointwise(node, facts.metas) for node in others):
         return None
     window = windows[0]

@@ -32,6 +32,7 @@ from drk.assistant.synth.row_reduction import write_row
 from drk.assistant.synth.scan import write_scan
 from drk.assistant.synth.split_reduction import write_split
 from drk.assistant.synth.tiles import Tile, ranked_tiles
+from drk.assistant.synth.windows import window_of
 from drk.gym.graph import Graph
 from drk.gym.schema import Candidate
 
@@ -262,7 +263,11 @@ def variants(graph: Graph) -> list[Variant]:
         Variant(library, f"{split}, more warps", 0, BLOCKS[3]),
     ]
     if any(is_convolution(node) for node in graph.nodes):
-        return _convolution_variants(library, full if has_product else None)
+        depthwise = any((w := window_of(node, metas)) is not None and w.weight is not None for node in graph.nodes)
+        found = _convolution_variants(library, full if has_product else None)
+        by_library = [replace(item, rules=replace(item.rules, depthwise=False)) for item in found[:2]]
+        by_library = [replace(item, note=f"{item.note}, depthwise ones too") for item in by_library]
+        return [*found[:2], *by_library, *found[2:]] if depthwise else found
     if not has_product:
         return [*plain, Variant(library, f"{split}, largest blocks", 0, BLOCKS[2])]
     if half:

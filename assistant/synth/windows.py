@@ -1,7 +1,7 @@
-"""Pooling operators read as one form: a window that slides over the last one to three dimensions.
+"""Pooling and depthwise convolution read as one form: a window that slides over the last one to three dimensions.
 
-Left out: pooling with indices as a result, adaptive pooling to more than one element (its windows differ in size),
-fractional and power-average pooling, and ``divisor_override``.
+Left out: depthwise convolutions with several results per channel, pooling with indices as a result, adaptive pooling
+to more than one element (its windows differ in size), fractional and power-average pooling, ``divisor_override``.
 """
 
 from __future__ import annotations
@@ -27,8 +27,11 @@ class Window:
     strides: tuple[int, ...]
     paddings: tuple[int, ...]
     dilations: tuple[int, ...]
-    ceil: bool
-    counts_padding: bool
+    ceil: bool = False
+    counts_padding: bool = True
+    weight: str | None = None
+    """Of a depthwise convolution, which adds up products; else what is in the window is averaged, or its largest."""
+    bias: str | None = None
 
     @property
     def rank(self) -> int:
@@ -37,7 +40,9 @@ class Window:
 
 
 def window_of(node: Node, metas: Mapping[str, TensorMeta]) -> Window | None:
-    """Read ``max_pool`` and ``avg_pool`` of one to three dimensions, or return None."""
+    """Read ``max_pool``, ``avg_pool`` and depthwise ``conv`` of one to three dimensions, or return None."""
+    if node.op in _CONVOLUTIONS:
+        return _depthwise(node, metas)
     rank = _POOLS.get(node.bare_op)
     if rank is None or not node.op.startswith("aten.") or len(node.metas) != 1 or node.metas[0] is None:
         return None
@@ -65,6 +70,33 @@ def window_of(node: Node, metas: Mapping[str, TensorMeta]) -> Window | None:
         _each(found.get("dilation", 1), rank),
         found["ceil_mode"] is True,
         found.get("count_include_pad", True) is True,
+    )
+
+
+_CONVOLUTIONS = {f"aten.conv{rank}d.default": rank for rank in (1, 2, 3)}
+
+
+def _depthwise(node: Node, metas: Mapping[str, TensorMeta]) -> Window | None:
+    rank = _CONVOLUTIONS[node.op]
+    defaults = (None, 1, 0, 1, 1)
+    rest = (*node.args[2:], *defaults[len(node.args) - 2 :])
+    bias, stride, padding, dilation, groups = rest
+    found = [metas.get(item.name) if isinstance(item, Ref) else None for item in node.args[:2]]
+    source, weight = found
+    if source is None or weight is None or node.kwargs or len(node.metas) != 1 or source.dtype not in FLOATS:
+        return None
+    if len(source.shape) != rank + 2 or groups < 2 or weight.shape[:2] != (groups, 1) or source.shape[1] != groups:
+        return None
+    return Window(
+        node,
+        node.args[0].name,
+        largest=False,
+        sizes=weight.shape[2:],
+        strides=_each(stride, rank),
+        paddings=_each(padding, rank),
+        dilations=_each(dilation, rank),
+        weight=node.args[1].name,
+        bias=bias.name if isinstance(bias, Ref) else None,
     )
 
 
