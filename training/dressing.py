@@ -66,8 +66,9 @@ _LONG_NUMBER = re.compile(r"\d\.\d{5,}(?!\d*e)")
 class Dress:
     """Draws names, constants and layout, and keeps what reaches a graph in ``names`` and ``constants``."""
 
-    def __init__(self, rng: random.Random) -> None:
+    def __init__(self, rng: random.Random, fixed: Sequence[float] = ()) -> None:
         self.rng = rng
+        self.fixed = tuple(fixed)
         self.names: list[str] = []
         self.constants: list[float] = []
         self.taken: set[str] = set(_RESERVED)
@@ -93,7 +94,10 @@ class Dress:
         return self._fresh(_LOCAL_WORDS)
 
     def constant(self, low: float, high: float) -> float:
-        """Return a constant within the bounds, and keep it."""
+        """Return a constant within the bounds, and keep it; where ``fixed`` were given, the next of those."""
+        if self.fixed:
+            self.constants.append(self.fixed[len(self.constants)])
+            return self.constants[-1]
         digits = self.rng.choice((1, 1, 2, 2, 3))
         value = round(self.rng.uniform(low, high), digits)
         if self.rng.random() < 0.2:
@@ -145,8 +149,8 @@ class Dress:
 class CanonicalDress(Dress):
     """The dress of a capture: names and constants that nothing else in a graph's text can be taken for."""
 
-    def __init__(self) -> None:
-        super().__init__(random.Random(0))
+    def __init__(self, fixed: Sequence[float] = ()) -> None:
+        super().__init__(random.Random(0), fixed)
         self.comments = self.reuse = False
         self.nesting = 0.0
 
@@ -162,7 +166,9 @@ class CanonicalDress(Dress):
         return f"zv{len(self.taken):03d}"
 
     def constant(self, low: float, high: float) -> float:
-        """Return a constant within the bounds whose digits nothing else has."""
+        """Return a constant within the bounds whose digits nothing else has, or the next fixed one."""
+        if self.fixed:
+            return super().constant(low, high)
         number = len(self.constants)
         span = high - low
         value = round(low + span * (0.31 + 0.013 * number % 0.3), 3) + (7103 + 17 * number) * 1e-7
@@ -172,7 +178,7 @@ class CanonicalDress(Dress):
 
 
 def redress(graph_text: str, canonical: Dress, dress: Dress) -> str:
-    """Return the graph's JSON text in another dress of the same structure.
+    """Return the graph's JSON text in another dress of the same structure; fixed constants stay as they are.
 
     Raises:
         ValueError: the dresses do not belong to one structure, or a constant does not stand in the graph as it is.
@@ -181,12 +187,12 @@ def redress(graph_text: str, canonical: Dress, dress: Dress) -> str:
         raise ValueError("two dresses of different structures")
     table = dict(zip(canonical.names, dress.names, strict=True))
     text = graph_text
-    for place, old in enumerate(canonical.constants):
+    for place, old in enumerate(() if canonical.fixed else canonical.constants):
         pattern = rf"(?<![\d.\w]){re.escape(json.dumps(old))}(?![\d.])"
         text, count = re.subn(pattern, f"zc{place}zc", text)
         if not count:
             raise ValueError(f"the constant {old} does not stand in the graph")
-    if _LONG_NUMBER.search(text):
+    if not canonical.fixed and _LONG_NUMBER.search(text):
         raise ValueError("the graph holds a number that was computed from a constant")
     text = re.sub(r"zc(\d+)zc", lambda found: json.dumps(dress.constants[int(found[1])]), text)
     return re.sub(r"[Zz]q\d\dzq", lambda found: table.get(found[0], found[0]), text)
