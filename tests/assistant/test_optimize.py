@@ -178,6 +178,17 @@ async def test_host_errors_are_tried_again_and_never_kept(plan: Plan, run: Run, 
         await go(plan, begin_run(plan, run.folder.parent, {}), make_gym({"# c": broken}), Scripted(["# c"]))
 
 
+async def test_what_only_a_gpu_can_judge_is_asked_once_and_said(
+    plan: Plan, run: Run, make_gym: Any, verdicts: Any
+) -> None:
+    gym = make_gym({"# a": verdicts.refused("program-budget", status="error")})
+    with pytest.raises(EnvironmentFault, match="without a GPU") as caught:
+        await go(plan, run, gym, Scripted(["# a"]))
+    assert gym.evaluated == ["# a"]
+    assert caught.value.kind == "needs-gpu"
+    assert "--device cuda:0" in caught.value.help
+
+
 async def test_an_uncapturable_module_goes_on_without_a_graph(
     plan: Plan, run: Run, make_gym: Any, verdicts: Any
 ) -> None:

@@ -200,3 +200,12 @@ def test_from_reference_brings_what_no_state_dict_holds(loop_gym) -> None:
     broken = judge(loop_gym, Case(UNSAVED, "", ""), TAKING_OVER.replace("model.table,", "model.missing,"))
     assert (broken.status, broken.error.stage) == ("failed", "load")
     assert "missing" in broken.error.message
+
+
+def test_few_indices_with_wide_rows_are_reduced_by_what_they_make(loop_gym) -> None:
+    loop, gym = loop_gym
+    source = module("self.embed = nn.Embedding(50, 512)", "return self.embed(x) * 2")
+    spec = TensorSpec((8, 128), "int64", low=0, high=50)
+    task = Task("t", {"model.py": source}, "model.py", "Model", inputs=Call((spec,)))
+    inspection = loop.run_until_complete(gym.inspect(task))
+    assert inspection.inputs[0]["shape"] != [8, 128]
