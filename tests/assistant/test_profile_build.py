@@ -98,7 +98,9 @@ def test_two_steps_are_left_out_of_long_windows() -> None:
 
 
 def test_wall_time_is_of_steps_outside_of_the_window_where_there_are_any() -> None:
-    told = recording(steps={"0": [0, *(1_000_000 + 100_000 * n for n in range(3)), *range(2_000_000, 2_800_000, 110_000)]})
+    told = recording(
+        steps={"0": [0, *(1_000_000 + 100_000 * n for n in range(3)), *range(2_000_000, 2_800_000, 110_000)]}
+    )
     report = build(gpu_events(4), told)
     assert report.wall_us == pytest.approx(3 * 110)
     assert set(report.step_us) == {110.0}

@@ -39,7 +39,9 @@ def small_report(**changes):
         "environment": Environment("NVIDIA H200", "2.13.0", "3.7.0", "3.11.7", facts={"cores": "8"}),
         "attribution": Attribution(1.0, 0.9, 0.8),
         "kernels": (
-            KernelRow("k<1>", "aten::mm", times, Work("memory", Figure(1e6, "estimated")), "Net", PLACE, grid=(1, 2, 3)),
+            KernelRow(
+                "k<1>", "aten::mm", times, Work("memory", Figure(1e6, "estimated")), "Net", PLACE, grid=(1, 2, 3)
+            ),
         ),
         "modules": (ModuleRow("Net", "", "Net", times, 10.0, place=PLACE),),
     }

@@ -48,7 +48,11 @@ def digest(text, name="Net.forward"):
 
 @pytest.mark.parametrize(
     "edited",
-    ["# a comment\n" * 5 + TEXT, TEXT.replace("return y * 2", "return y * 2  # twice"), TEXT.replace("y * 2", "(y  *  2)")],
+    [
+        "# a comment\n" * 5 + TEXT,
+        TEXT.replace("return y * 2", "return y * 2  # twice"),
+        TEXT.replace("y * 2", "(y  *  2)"),
+    ],
 )
 def test_moves_and_layout_keep_the_hash(edited) -> None:
     assert digest(edited) == digest(TEXT)
