@@ -131,6 +131,7 @@ class Search:
         self._episode = Episode(task_id(task))
         self._journal = run.proposals()
         self._host_errors: list[str] = []
+        self._unjudged: set[str] = set()
         self._replayed_s = 0.0
         self._began = time.monotonic()
 
@@ -213,7 +214,7 @@ class Search:
 
     def _number(self, index: int, candidates: list[Candidate]) -> list[Proposal]:
         """Number new candidates; repeated ones are left out."""
-        seen = {candidate_id(turn.candidate) for turn in self._episode.turns}
+        seen = {candidate_id(turn.candidate) for turn in self._episode.turns} | self._unjudged
         number = sum(len(proposals) for proposals in self._journal.values())
         fresh: list[Proposal] = []
         limit = len(candidates) if candidates and candidates[0].proposer == USER else self._budget.samples
@@ -283,6 +284,7 @@ class Search:
             unjudged = verdict.error is not None and verdict.error.kind in UNJUDGED_KINDS
             message = f"{verdict.error.kind}: {verdict.error.message}" if verdict.error else "host error"
             if unjudged:  # no run on this device can judge it
+                self._unjudged.add(identity)
                 break
         self._host_errors.append(message)
         self._tell(make_event("note", text=f"candidate {proposal.number} could not be judged: {message}"))
