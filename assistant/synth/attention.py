@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from drk.assistant.synth.body import Body, KernelText, indent, tidy
-from drk.assistant.synth.domain import index_lines
+from drk.assistant.synth.domain import Operand, index_lines
 from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, layout_lines, shape_arguments
 from drk.assistant.synth.matmul import factor_operand
 from drk.assistant.synth.regions import Region
@@ -88,7 +88,7 @@ def write_attention(
     return KernelText(name, kernel, launcher, inputs, (second.node.name,), formula)
 
 
-def _telling(region: Region, metas: Mapping[str, TensorMeta]) -> tuple[object, ...]:
+def _telling(region: Region, metas: Mapping[str, TensorMeta]) -> tuple[Operand, ...]:
     """Query and key as operands that tell the scores' sizes."""
     first = region.products[0]
     left = factor_operand(first.left, metas[first.left], region.shape, -1)

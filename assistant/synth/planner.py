@@ -71,10 +71,11 @@ class _Planner:
             union = [node for node in (*flips, scan) if node is not None and (node is scan or is_flip(node))]
             union.sort(key=lambda node: self.facts.order[node.name])
             if len(union) == 3 and build_scan_region(union, self.facts) is not None:
+                own = self.group[scan.name]
                 for node in union:
                     self.members.pop(self.group[node.name])
-                    self.group[node.name] = self.facts.order[scan.name]
-                self.members[self.facts.order[scan.name]] = union
+                    self.group[node.name] = own
+                self.members[own] = union
                 fusible |= {node.name for node in union}
 
     def _merge_siblings(self, fusible: set[str]) -> None:

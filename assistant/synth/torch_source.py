@@ -39,7 +39,14 @@ _METHODS = frozenset((
     "sqrt", "squeeze", "sub", "sum", "t", "tanh", "transpose", "unsqueeze", "view",
 ))
 # fmt: on
-_MAKERS = frozenset({"ones", "zeros", "full", "empty", "arange", "eye", "expand", "new_zeros", "new_ones", "new_full"})
+_SIZE_POSITIONS: Mapping[str, tuple[int, ...]] = {
+    **dict.fromkeys(("ones", "zeros", "empty", "full"), (0,)),
+    **dict.fromkeys(("expand", "new_zeros", "new_ones", "new_full", "new_empty"), (1,)),
+    "arange": (0, 1),
+    "eye": (0, 1),
+    "slice": (2, 3),
+}
+"""Which arguments of operators that make, expand or cut tensors are sizes."""
 _NO_SIZES = SizeConstants()
 _PLAIN_OVERLOADS = frozenset({"default", "Tensor", "int", "Scalar", "dim_IntList", "dim", "Dimname"})
 _KEYWORD_ONLY: Mapping[str, tuple[str, ...]] = {
@@ -98,8 +105,9 @@ class _Code(str):
 
 def _sized(node: Node, args: tuple[Any, ...], names: Mapping[str, str], sizes: SizeConstants) -> tuple[Any, ...]:
     """The arguments with sizes of the inputs as expressions, for operators that make or expand tensors or scale."""
-    if node.bare_op in _MAKERS:
-        return tuple(_as_sizes(arg, names, sizes) for arg in args)
+    positions = _SIZE_POSITIONS.get(node.bare_op)
+    if positions is not None:
+        return tuple(_as_sizes(arg, names, sizes) if i in positions else arg for i, arg in enumerate(args))
     if sizes.scales(node):
         text = sizes.text(args[1], names, scalar=True)
         return args if text is None else (args[0], _Code(text), *args[2:])

@@ -21,6 +21,18 @@ class Function(nn.Module):
         return self.function(self, *args)
 
 
+class Each(Function):
+    """Several functions in one module: each takes ``arity`` arguments of its own and gives one result."""
+
+    def __init__(self, functions, arity=1, **parts):
+        super().__init__(None, **parts)
+        self.functions, self.arity = tuple(functions), arity
+
+    def forward(self, *args):
+        step = self.arity
+        return tuple(function(self, *args[step * i : step * (i + 1)]) for i, function in enumerate(self.functions))
+
+
 class RMSNorm(nn.Module):
     def __init__(self, dim):
         super().__init__()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from modules import Attention, Function
+from modules import Attention, Each, Function
 
 from drk.assistant.synth.propose import compile_graph, variants
 
@@ -13,22 +13,20 @@ def kinds(compiled):
     return [region.kind for region in compiled.regions]
 
 
-@pytest.mark.parametrize(
-    "scores",
-    [
-        lambda s, x: x,
-        lambda s, x: x / 4,
-        lambda s, x: x * 0.25 + s.bias,
-        lambda s, x: (x * 0.25).masked_fill(s.bias > 0.5, float("-inf")),
-        lambda s, x: torch.tanh(x / 9) * 9 + s.slopes,
-    ],
-)
-def test_scores_with_whatever_stands_before_the_softmax(check, scores):
+SCORES = [
+    lambda s, x: x,
+    lambda s, x: x * 0.25 + s.bias,
+    lambda s, x: (x * 0.25).masked_fill(s.bias > 0.5, float("-inf")),
+    lambda s, x: torch.tanh(x / 9) * 9 + s.slopes,
+]
+
+
+def test_scores_with_whatever_stands_before_the_softmax(check):
     parts = {"bias": torch.randn(37, 45), "slopes": torch.randn(3, 1, 1)}
-    module = Function(lambda s, q, k, v: scores(s, q @ k.mT).softmax(-1) @ v, **parts)
-    compiled = check(module, Q, K, V, calls=[[Q[:1], K[:1], V[:1]]], factor=3.0)
-    assert "attention" in kinds(compiled)
-    assert "softmax" not in compiled.source.split("class ModelNew")[1].split("def forward")[1]
+    attend = [lambda s, q, k, v, change=change: change(s, q @ k.mT).softmax(-1) @ v for change in SCORES]
+    tensors = [item.clone() for _ in SCORES for item in (Q, K, V)]
+    compiled = check(Each(attend, 3, **parts), *tensors, calls=[[item[:1] for item in tensors]], factor=3.0)
+    assert kinds(compiled).count("attention") == len(SCORES)
 
 
 def test_three_dimensions_and_dropout_in_eval_mode(check):

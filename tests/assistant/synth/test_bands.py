@@ -1,32 +1,29 @@
 """Triangular and banded products, against float64, and that what is zero is skipped."""
 
-import pytest
 import torch
-from modules import Function
+from modules import Each, Function
 
 from drk.assistant.synth.propose import compile_graph, variants
 
 A, B = torch.randn(150, 150), torch.randn(150, 70)
 
 
-@pytest.mark.parametrize(
-    ("function", "left"),
-    [
-        (lambda _, a, b: torch.tril(a) @ b, A),
-        (lambda _, a, b: torch.triu(a, -3) @ b + 1, A),
-        (lambda _, a, b: torch.triu(torch.tril(a, 40), -9) @ b, A),
-        (lambda _, a, b: torch.tril(a @ b), A),
-        (lambda _, a, b: torch.triu(torch.triu(a) @ b, 2).relu(), A),
-        (lambda _, a, b: torch.tril(a, -200) @ b, A),
-        (lambda _, a, b: torch.tril(a) @ b, torch.randn(2, 150, 150)),
-    ],
-)
-def test_masked_products_in_one_kernel(check, function, left):
-    right = B if left.dim() == 2 else torch.stack([B, B * 2])
-    compiled = check(Function(function), left, right, factor=3.0)
-    assert len(compiled.kernels) == 1
+MASKED = [
+    lambda _, a, b: torch.tril(a) @ b,
+    lambda _, a, b: torch.triu(a, -3) @ b + 1,
+    lambda _, a, b: torch.triu(torch.tril(a, 40), -9) @ b,
+    lambda _, a, b: torch.tril(a @ b),
+    lambda _, a, b: torch.triu(torch.triu(a) @ b, 2).relu(),
+    lambda _, a, b: torch.tril(a, -200) @ b,
+    lambda _, a, b: torch.tril(torch.stack([a, b @ b.mT])) @ torch.stack([b, b]),
+]
+
+
+def test_masked_products_in_one_kernel_each(check):
+    pairs = [item for _ in MASKED for item in (torch.randn(150, 150), torch.randn(150, 70))]
+    compiled = check(Each(MASKED, 2), *pairs, factor=3.0)
     assert "aten.tri" not in compiled.source
-    assert "for start in range(first_inner, last_inner, BLOCK_K)" in compiled.source
+    assert compiled.source.count("for start in range(first_inner, last_inner, BLOCK_K)") == len(MASKED)
 
 
 def test_masks_that_something_else_reads_stay(graph_of):

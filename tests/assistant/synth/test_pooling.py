@@ -1,9 +1,8 @@
 """Pooling with its neighbours in one kernel, against float64, in both layouts."""
 
-import pytest
 import torch
 import torch.nn.functional as F
-from modules import Function
+from modules import Each, Function
 from torch import nn
 
 from drk.assistant.synth.propose import compile_graph, variants
@@ -11,25 +10,28 @@ from drk.assistant.synth.propose import compile_graph, variants
 IMAGES = torch.randn(2, 6, 13, 11)
 
 
-@pytest.mark.parametrize(
-    "function",
-    [
-        lambda _, x: F.max_pool2d(x, 3, 2, 1).relu(),
-        lambda _, x: F.max_pool2d(x, (2, 3), ceil_mode=True) * 2,
-        lambda _, x: F.max_pool2d(x, 3, 1, 0, dilation=2),
-        lambda _, x: F.avg_pool2d(x.sigmoid() * 2, 2) + 1,
-        lambda _, x: F.avg_pool2d(x, 3, 2, 1),
-        lambda _, x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
-        lambda _, x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True).tanh(),
-        lambda _, x: F.avg_pool1d(x.flatten(2), 5, 2),
-        lambda _, x: F.max_pool1d(x.flatten(2), 4, 4),
-        lambda _, x: F.max_pool3d(x.unsqueeze(1), 2).exp(),
-        lambda _, x: F.avg_pool3d(x.unsqueeze(1), (3, 2, 2), (2, 2, 1), (1, 0, 1)),
-    ],
-)
-def test_pools_agree_with_float64(check, function):
-    compiled = check(Function(function), IMAGES, calls=[[torch.randn(3, 4, 9, 8)]], factor=3.0)
-    assert [region.kind for region in compiled.regions] == ["pool"]
+POOLS = [
+    lambda _, x: F.max_pool2d(x, 3, 2, 1).relu(),
+    lambda _, x: F.max_pool2d(x, (2, 3), ceil_mode=True) * 2,
+    lambda _, x: F.max_pool2d(x, 3, 1, 0, dilation=2),
+    lambda _, x: F.avg_pool2d(x.sigmoid() * 2, 2) + 1,
+    lambda _, x: F.avg_pool2d(x, 3, 2, 1),
+    lambda _, x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
+    lambda _, x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True).tanh(),
+    lambda _, x: F.avg_pool1d(x.flatten(2), 5, 2),
+    lambda _, x: F.max_pool1d(x.flatten(2), 4, 4),
+    lambda _, x: F.max_pool3d(x.unsqueeze(1), 2).exp(),
+    lambda _, x: F.avg_pool3d(x.unsqueeze(1), (3, 2, 2), (2, 2, 1), (1, 0, 1)),
+]
+
+
+def test_pools_agree_with_float64(check):
+    def images(*shape):
+        return [torch.randn(shape) for _ in POOLS]
+
+    compiled = check(Each(POOLS), *images(2, 6, 13, 11), calls=[images(3, 4, 9, 8)], factor=3.0)
+    assert {region.kind for region in compiled.regions} == {"pool"}
+    assert len(compiled.kernels) == len(POOLS)
 
 
 def test_both_sides_of_a_pool_with_channel_parameters(check):

@@ -3,25 +3,30 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from modules import Function
+from modules import Each, Function
 from torch import nn
 
 from drk.assistant.synth.propose import compile_graph, variants
 
 
 @pytest.mark.parametrize("variant", [0, 1])
-@pytest.mark.parametrize(
-    "conv",
-    [
-        nn.Conv2d(6, 6, 3, padding=1, groups=6),
-        nn.Conv2d(6, 6, (5, 3), stride=2, padding=(2, 0), groups=6, bias=False),
-        nn.Conv2d(6, 6, 3, dilation=2, padding=2, groups=6),
-    ],
-)
-def test_depthwise_convolutions_with_their_neighbours(check, conv, variant):
-    module = Function(lambda s, x: F.hardswish(s.norm(s.conv(x * 2))) + 1, conv=conv, norm=nn.BatchNorm2d(6))
-    compiled = check(module, torch.randn(2, 6, 12, 9), variant=variant, calls=[[torch.randn(1, 6, 9, 10)]], factor=4.0)
-    assert "pool" in [region.kind for region in compiled.regions]
+def test_depthwise_convolutions_with_their_neighbours(check, variant):
+    parts = {
+        "first": nn.Conv2d(6, 6, 3, padding=1, groups=6),
+        "second": nn.Conv2d(6, 6, (5, 3), stride=2, padding=(2, 0), groups=6, bias=False),
+        "third": nn.Conv2d(6, 6, 3, dilation=2, padding=2, groups=6),
+        "norm": nn.BatchNorm2d(6),
+    }
+    chains = [
+        lambda s, x: F.hardswish(s.norm(s.first(x * 2))) + 1,
+        lambda s, x: s.second(x).relu(),
+        lambda s, x: F.silu(s.third(x)),
+    ]
+    images = [torch.randn(2, 6, 12, 9) for _ in chains]
+    compiled = check(
+        Each(chains, **parts), *images, variant=variant, calls=[[x[:1, :, 1:] for x in images]], factor=4.0
+    )
+    assert [region.kind for region in compiled.regions].count("pool") == 3
     assert "F.conv" not in compiled.source
 
 
