@@ -20,181 +20,40 @@ from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from drk.assistant.errors import ConfigError, did_you_mean
+from drk.training.config_sections import (
+    AdvantageSection,
+    GymSection,
+    ModelSection,
+    OptimizerSection,
+    PromptSection,
+    RejectionSection,
+    RewardSection,
+    RolloutSection,
+    RunSection,
+    ScratchSection,
+    SftSection,
+    TasksSection,
+)
 
 
-@dataclass(frozen=True)
-class RunSection:
-    """Where a run goes and how long it is. ``save_every`` and ``validate_every`` are in optimizer steps; 0: never."""
-
-    output_dir: str = ".drk/train"
-    seed: int = 0
-    steps: int = 300
-    save_every: int = 10
-    keep_checkpoints: int = 3
-    validate_every: int = 0
-    tensorboard: bool = False
-    min_free_gb: float = 1.0
-
-
-@dataclass(frozen=True)
-class ModelSection:
-    """What is trained: a folder (``path``), or a small model made here (``init = "tiny"``; its sizes follow)."""
-
-    path: str = ""
-    init: Literal["checkpoint", "tiny"] = "checkpoint"
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    context_tokens: int = 18432
-    lora_rank: int = 0
-    lora_alpha: int = 32
-    gradient_checkpointing: bool = False
-    layers: int = 2
-    width: int = 32
-    heads: int = 2
-
-
-@dataclass(frozen=True)
-class TasksSection:
-    """Tasks: a JSONL file of ``drk data tasks``, or drawn by the generator (``count`` over ``families``)."""
-
-    path: str = ""
-    families: tuple[str, ...] = ()
-    count: int = 64
-    seed: int = 0
-    rows: int = 0
-    held_out: int = 0
-    held_out_families: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class PromptSection:
-    """How a conversation is made. ``templates`` is ``full``, ``bare`` (short; for small models) or a folder."""
-
-    templates: str = "full"
-    policy: Literal["append-all", "top-w", "best-window"] = "append-all"
-
-
-@dataclass(frozen=True)
-class RolloutSection:
-    """How trajectories are sampled.
-
-    ``backend`` ``generate`` samples in this process, in waves of all live trajectories; ``vllm`` asks a server
-    at ``url`` (``/v1/completions``, token ids in and out, ``--logprobs-mode processed_logprobs``).
-    """
-
-    backend: Literal["generate", "vllm"] = "generate"
-    url: str = "http://127.0.0.1:8000/v1"
-    served_model: str = "policy"
-    prompts_per_step: int = 16
-    samples_per_prompt: int = 16
-    turns: int = 3
-    max_new_tokens: int = 8192
-    temperature: float = 1.0
-    concurrency: int = 64
-    batch_rows: int = 256
-    trajectory_timeout_s: float = 1800.0
-    empty_attempts: int = 3
-
-
-@dataclass(frozen=True)
-class GymSection:
-    """How answers are judged. A fault of the host is retried for ``patience_s``, then its trajectory is left out.
-
-    ``url`` names a served gym (its token: DRK_GYM_TOKEN in the environment); empty: one in this process.
-    A step in which more than ``max_fault_share`` of the trajectories were left out stops the run.
-    """
-
-    url: str = ""
-    device: str = "auto"
-    sandbox: Literal["strict", "standard", "basic"] = "standard"
-    seeds: int = 5
-    parallel: int = 2
-    timing: bool = True
-    compile_baseline: bool = False
-    offline_compile: bool = False
-    patience_s: float = 120.0
-    max_fault_share: float = 0.5
-    cache: bool = False
-
-
-@dataclass(frozen=True)
-class RewardSection:
-    """The reward (:mod:`drk.gym.reward`). ``proxy`` pays the coverage estimate where there is no GPU."""
-
-    form: Literal["paper", "recipe", "weighted", "ladder"] = "paper"
-    baseline: Literal["eager", "compile", "max_autotune", "cuda_graph", "headline"] = "eager"
-    cap: float = 3.0
-    floor: float = 0.0
-    bound: Literal["low", "value"] = "low"
-    proxy: bool = False
-
-
-@dataclass(frozen=True)
-class AdvantageSection:
-    """The estimator (:mod:`drk.training.advantages`)."""
-
-    estimator: Literal["trloo", "grpo", "rloo", "reinforce"] = "trloo"
-    gamma: float = 1.0
-    singleton: Literal["return", "zero"] = "zero"
-    rejected_in_baseline: bool = False
-    scale: Literal["none", "group_std", "batch_std"] = "none"
-
-
-@dataclass(frozen=True)
-class RejectionSection:
-    """PRS, MRS and the rules of :mod:`drk.training.rejection`; ``last_turn_std`` 0 is off."""
-
-    prs: Literal["off", "draw", "soft"] = "draw"
-    threshold: float = 0.3
-    width: float = 0.1
-    pooling: Literal["turn", "geometric"] = "turn"
-    mrs: bool = True
-    level: Literal["trajectory", "turn"] = "trajectory"
-    low: float = 0.999
-    high: float = 1.001
-    token_veto: float = 1e-4
-    void_turns: bool = False
-    last_turn_std: float = 0.0
-
-
-@dataclass(frozen=True)
-class OptimizerSection:
-    """The update. ``divisor`` is what summed token losses are divided by: live tokens, or planned rows x 1000."""
-
-    learning_rate: float = 1e-6
-    scheduler: Literal["constant", "linear", "cosine"] = "constant"
-    warmup_steps: int = 0
-    weight_decay: float = 0.01
-    beta1: float = 0.9
-    beta2: float = 0.999
-    max_grad_norm: float = 1.0
-    micro_batches: int = 1
-    divisor: Literal["tokens", "planned"] = "tokens"
-    clip_low: float = 0.2
-    clip_high: float = 0.28
-
-
-@dataclass(frozen=True)
-class SftSection:
-    """Supervised fine-tuning on trajectories (JSONL of ``drk data trajectories``)."""
-
-    path: str = ""
-    learn: Literal["accepted", "all", "last"] = "accepted"
-    epochs: float = 4.0
-    batch_rows: int = 64
-    micro_batches: int = 1
-    learning_rate: float = 1e-6
-    max_tokens: int = 18432
-
-
-@dataclass(frozen=True)
-class ScratchSection:
-    """A small model from nothing (``drk train scratch``): its shape, and the size of its byte-level vocabulary."""
-
-    layers: int = 8
-    width: int = 384
-    heads: int = 6
-    hidden: int = 1024
-    vocabulary: int = 2048
+__all__ = [
+    "TrainConfig",
+    "config_to_toml",
+    "load_config",
+    "recipe_names",
+    "AdvantageSection",
+    "GymSection",
+    "ModelSection",
+    "OptimizerSection",
+    "PromptSection",
+    "RejectionSection",
+    "RewardSection",
+    "RolloutSection",
+    "RunSection",
+    "ScratchSection",
+    "SftSection",
+    "TasksSection",
+]
 
 
 @dataclass(frozen=True)
@@ -359,6 +218,7 @@ _POSITIVE = (
     "run.steps", "rollout.prompts_per_step", "rollout.turns", "rollout.max_new_tokens", "rollout.temperature",
     "rollout.concurrency", "rollout.batch_rows", "rollout.empty_attempts", "gym.parallel", "gym.seeds",
     "optimizer.micro_batches", "optimizer.max_grad_norm", "model.context_tokens", "sft.batch_rows", "sft.micro_batches",
+    "scratch.vocabulary", "scratch.texts", "scratch.batch_tokens", "scratch.layers", "scratch.heads", "scratch.width",
 )  # fmt: skip
 
 

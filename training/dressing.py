@@ -101,7 +101,9 @@ class Dress:
         digits = self.rng.choice((1, 1, 2, 2, 3))
         value = round(self.rng.uniform(low, high), digits)
         if self.rng.random() < 0.2:
-            value = self.rng.choice([v for v in (0.1, 0.25, 0.5, 1.5, 2.0, 3.0, -1.0, -0.5) if low <= v <= high] or [value])
+            value = self.rng.choice(
+                [v for v in (0.1, 0.25, 0.5, 1.5, 2.0, 3.0, -1.0, -0.5) if low <= v <= high] or [value]
+            )
         value = value or round(high, 2)
         self.constants.append(value)
         return value

@@ -24,7 +24,12 @@ def any_shape(writer: Writer) -> Shape:
     if kind < 0.75:
         return (writer.size(8, 16), writer.size(64, 128, 256), writer.size(128, 256, 512, 768))
     if kind < 0.95:
-        return (writer.size(4, 8, 16), writer.size(16, 32, 64, 96), writer.size(28, 32, 56, 64), writer.size(28, 32, 64))
+        return (
+            writer.size(4, 8, 16),
+            writer.size(16, 32, 64, 96),
+            writer.size(28, 32, 56, 64),
+            writer.size(28, 32, 64),
+        )
     return (writer.size(2**16, 2**18, 2**20),)
 
 
@@ -215,7 +220,9 @@ def gated(writer: Writer) -> list[Value]:
     rng, kind = writer.rng, writer.rng.random()
     if kind < 0.45:
         rows, width = writer.rows(), writer.width()
-        shape: Shape = (rows, width * 2) if rng.random() < 0.6 else (writer.size(8, 16), writer.size(64, 128), width * 2)
+        shape: Shape = (
+            (rows, width * 2) if rng.random() < 0.6 else (writer.size(8, 16), writer.size(64, 128), width * 2)
+        )
         value = writer.owned(writer.input(shape))
         value = writer.chain(value, rng.choice((0, 0, 1)))
         axis = -1 if rng.random() < 0.8 else 1
@@ -275,7 +282,9 @@ def loss(writer: Writer) -> list[Value]:
     if kind < 0.55:
         result = writer.apply(draw(_LOSSES, rng), value, target, shape=())
     else:
-        error = writer.apply(draw([one for one in BINARY if "diff" in one.name or one.name == "sub2"], rng), value, target)
+        error = writer.apply(
+            draw([one for one in BINARY if "diff" in one.name or one.name == "sub2"], rng), value, target
+        )
         error = writer.chain(error, rng.choice((0, 1, 1, 2)))
         if rng.random() < 0.3:
             error = writer.join(error, writer.input(shape))

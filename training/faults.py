@@ -126,7 +126,13 @@ _MAKERS: Mapping[FaultKind, Callable[[str, random.Random], Change | None]] = {
 
 
 def _swap(
-    source: str, rng: random.Random, pattern: str, make: Callable[[re.Match[str]], str], what: str, *, body: bool = False
+    source: str,
+    rng: random.Random,
+    pattern: str,
+    make: Callable[[re.Match[str]], str],
+    what: str,
+    *,
+    body: bool = False,
 ) -> Change | None:
     """Change one place that ``pattern`` finds; ``body``: inside a kernel's statements only."""
     places = [

@@ -40,7 +40,9 @@ def module_text(writer: Writer, results: Sequence[Value]) -> tuple[str, str]:
         parts[-1] = "\n".join(sizes) + "\n\n\n" + parts[-1]
     text = "\n\n\n".join(part.strip("\n") for part in parts)
     if dress.habit > 0.9:
-        text = text.replace("F.", "torch.nn.functional.") if dress.habit > 0.95 else text.replace("F.", "nn.functional.")
+        text = (
+            text.replace("F.", "torch.nn.functional.") if dress.habit > 0.95 else text.replace("F.", "nn.functional.")
+        )
     return f"{_imports(dress, text)}\n\n\n{text}\n", outer or name
 
 
@@ -101,7 +103,9 @@ def _inputs_text(dress: Dress, writer: Writer) -> tuple[list[str], str]:
     table: dict[int, str] = {}
     if dress.chance(0.6):
         for number in dict.fromkeys(size for one in writer.inputs for size in one.shape):
-            table[number] = dress.rng.choice((f"size_{len(table)}", "BCHWND"[len(table) % 6] + str(len(table)), dress.local()))
+            table[number] = dress.rng.choice(
+                (f"size_{len(table)}", "BCHWND"[len(table) % 6] + str(len(table)), dress.local())
+            )
     lines = [f"{name} = {size}" for size, name in table.items()]
     made = [_make(dress, one, table) for one in writer.inputs]
     if dress.chance(0.5):

@@ -195,4 +195,6 @@ def read_pairs(folder: Path) -> Iterator[Pair]:
                 record["messages"] = tuple((role, text) for role, text in record["messages"])
                 yield Pair(**record)
         except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
-            raise TrainingError(f"cannot read the shard {path}: {error!r}", help="delete it and write it again") from error
+            raise TrainingError(
+                f"cannot read the shard {path}: {error!r}", help="delete it and write it again"
+            ) from error

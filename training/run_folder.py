@@ -124,6 +124,12 @@ class RunFolder:
         (folder / "drk_train.toml").write_text(config_to_toml(config), encoding="utf-8")
         (folder / "complete").write_text(f"{step}\n")
 
+    def forget_old(self, keep: int) -> None:
+        """Remove complete checkpoints but the newest ``keep``."""
+        found = sorted((path for path in self.checkpoints.glob("checkpoint-*")), key=step_of)
+        for path in found[: max(len(found) - max(keep, 1), 0)]:
+            shutil.rmtree(path, ignore_errors=True)
+
     def cut_after(self, step: int) -> None:
         """Cut lines of metrics and journal that belong to steps after ``step``: the resumed run writes them anew."""
         for path in (self.metrics, self.journal):

@@ -1,12 +1,11 @@
-"""``drk train scratch``: a tokenizer and a small model from nothing, fine-tuned on demonstrations.
+"""``drk train scratch``: a tokenizer and a small model from nothing, trained on demonstrations or on pairs in bulk.
 
-The tokenizer is a byte-level BPE trained on the demonstrations' own texts: digits stand alone, so that numbers are
-copied digit by digit, and identifiers are split from the blank before them. The model has Llama's shape with norms on
-queries and keys. Training is that of :mod:`drk.training.sft`.
+With ``sft.path`` the model is fine-tuned by :mod:`drk.training.sft`. Else it is trained packed
+(:mod:`drk.training.scratch_loop`), on shards of ``drk data pairs`` or on pairs written meanwhile. The tokenizer is made
+from the same texts, or taken from a folder (``scratch.tokenizer``). The model has Llama's shape with norms on queries
+and keys (Qwen3), so that ``transformers`` and vLLM load what comes out.
 
-Left out so far: packing by variable-length attention, Muon, and writing data while training (a trial reached 1.5 M
-tokens a second with them): this is the simple form, for models of some ten million parameters and data sets that fit on
-disk. What comes out is a translator for the generator's grammar, not a general writer of kernels.
+What comes out is a translator for the generator's grammar and what lies near it, not a general writer of kernels.
 """
 
 from __future__ import annotations
@@ -16,44 +15,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
-
 from drk.training.config import TrainConfig
 from drk.training.dataset import Demonstration, read_demonstrations
 from drk.training.guards import Report
+from drk.training.pair_source import sample_pairs
+from drk.training.pairs import Pair
+from drk.training.policy import load_tokenizer
 from drk.training.prompting import answer_text
 from drk.training.rl import Trained
+from drk.training.scratch_loop import train_packed
 from drk.training.sft import train_sft
-from drk.training.tiny_model import SPECIAL, UNKNOWN, as_pretrained, new_model
+from drk.training.tiny_model import new_model
+from drk.training.tokenizer import frequent_phrases, train_tokenizer
 
-PIECES = Regex(r"[A-Za-z_][A-Za-z_]*|[0-9]|\n[ ]*|[ ]+|[^A-Za-z_0-9\s]+|\s+")
-"""Words, single digits, line breaks with their indentation, blanks, and runs of signs."""
-
-
-def train_tokenizer(texts: Sequence[str], *, vocabulary: int, context_tokens: int) -> Any:
-    """Return a byte-level BPE tokenizer with small models' roles and chat template.
-
-    Args:
-        texts: what it is trained on.
-        vocabulary: entries at most, the 256 bytes and the special tokens included.
-        context_tokens: what the tokenizer states as its limit.
-    """
-    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(PIECES, behavior="isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
-        special_tokens=[AddedToken(token, special=True, normalized=False) for token in SPECIAL],
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    return as_pretrained(tokenizer, context_tokens)
+__all__ = ["make_model", "pair_tokenizer", "texts_of", "train_scratch", "train_tokenizer"]
 
 
 def texts_of(demonstrations: Sequence[Demonstration]) -> Iterator[str]:
@@ -64,15 +39,38 @@ def texts_of(demonstrations: Sequence[Demonstration]) -> Iterator[str]:
             yield answer_text(turn.candidate.source)
 
 
-def make_model(config: TrainConfig, folder: Path) -> Path:
-    """Make tokenizer and random model from ``sft.path``, save them in ``folder`` and return it.
+def pair_tokenizer(pairs: Sequence[Pair], *, vocabulary: int, phrases: int, context_tokens: int) -> Any:
+    """Return the tokenizer that fits ``pairs``: their prompts and answers, and the phrases that answers repeat."""
+    answers = [pair.answer for pair in pairs]
+    texts = [text for pair in pairs for _, text in pair.messages] + [answer_text(answer) for answer in answers]
+    found = frequent_phrases(answers, phrases)
+    return train_tokenizer(texts, vocabulary=vocabulary, context_tokens=context_tokens, phrases=found)
+
+
+def make_tokenizer(config: TrainConfig) -> Any:
+    """Return the tokenizer that the settings name or make.
 
     Raises:
-        DatasetError: the demonstrations cannot be read.
+        TrainingError: nothing to make it from, or the folder holds none.
+    """
+    section, context = config.scratch, config.model.context_tokens
+    if section.tokenizer:
+        return load_tokenizer(section.tokenizer)
+    if config.sft.path:
+        texts = list(texts_of(read_demonstrations(Path(config.sft.path))))
+        return train_tokenizer(texts, vocabulary=section.vocabulary, context_tokens=context)
+    pairs = sample_pairs(section, config.run.seed, section.texts)
+    return pair_tokenizer(pairs, vocabulary=section.vocabulary, phrases=section.phrases, context_tokens=context)
+
+
+def make_model(config: TrainConfig, folder: Path) -> Path:
+    """Make tokenizer and random model, save them in ``folder`` and return it.
+
+    Raises:
+        TrainingError: see :func:`make_tokenizer`.
     """
     section = config.scratch
-    texts = list(texts_of(read_demonstrations(Path(config.sft.path))))
-    tokenizer = train_tokenizer(texts, vocabulary=section.vocabulary, context_tokens=config.model.context_tokens)
+    tokenizer = make_tokenizer(config)
     model = new_model(
         tokenizer,
         layers=section.layers,
@@ -88,7 +86,7 @@ def make_model(config: TrainConfig, folder: Path) -> Path:
 
 
 def train_scratch(config: TrainConfig, report: Report) -> Trained:
-    """Make a model, unless this run has one already, and fine-tune it (one process).
+    """Make a model, unless this run has one already, and train it (one process; pairs may have writers).
 
     Raises:
         TrainingError: with what to do.
@@ -96,4 +94,6 @@ def train_scratch(config: TrainConfig, report: Report) -> Trained:
     folder = Path(config.run.output_dir) / "initial"
     if not (folder / "config.json").is_file():
         make_model(config, folder)
-    return train_sft(replace(config, model=replace(config.model, path=str(folder))), report)
+    if config.sft.path:
+        return train_sft(replace(config, model=replace(config.model, path=str(folder))), report)
+    return train_packed(config, folder, report)

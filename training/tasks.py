@@ -57,9 +57,7 @@ def draw_task(family: str, seed: int, *, rows: int = 0, dress: int = 0) -> Train
     return draw_dressed(family, seed, Dress(random.Random(f"dress:{family}:{seed}:{dress}")), rows=rows, number=dress)
 
 
-def draw_canonical(
-    family: str, seed: int, *, rows: int = 0, fixed: Sequence[float] = ()
-) -> tuple[TrainingTask, Dress]:
+def draw_canonical(family: str, seed: int, *, rows: int = 0, fixed: Sequence[float] = ()) -> tuple[TrainingTask, Dress]:
     """Return a structure's task in canonical dress, with that dress: what is captured once for many texts.
 
     ``fixed`` are constants to use in the place of canonical ones.
@@ -129,7 +127,9 @@ def draw_tasks(
         OptionError: an unknown family, or so few compositions that the count cannot be reached.
     """
     found: list[TrainingTask] = []
-    stream = endless_tasks(families or tuple(FAMILIES), seed, rows=rows, split=split, held_out_families=held_out_families)
+    stream = endless_tasks(
+        families or tuple(FAMILIES), seed, rows=rows, split=split, held_out_families=held_out_families
+    )
     seen: set[str] = set()
     tries = 0
     while len(found) < count:

@@ -1,0 +1,202 @@
+"""Documents for packed training: from shards, from processes that write pairs while training goes on, or both.
+
+Shards are read in an order that the seed fixes, and again in another order when they are used up. Writers put documents
+into a queue; what has not come when a batch is due is drawn from those that came before, so that the GPU never waits
+(``fresh`` and ``used`` count). Each writer has its own part of the structures.
+
+Honest limits: with writers a run does not repeat exactly, since their speed decides what is fresh.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import random
+import struct
+import subprocess
+import sys
+import threading
+from array import array
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any, BinaryIO
+
+from drk.assistant.llm.messages import Message
+from drk.training.config_sections import ScratchSection
+from drk.training.errors import TrainingError
+from drk.training.packing import Document
+from drk.training.pairs import Pair, PairStream, StreamPlan, read_pairs
+from drk.training.prompting import answer_text, encode_chat
+
+WAIT_S = 300.0
+"""How long the first documents of the writers are waited for: importing and the first captures take seconds."""
+RESERVOIR = 200_000
+
+
+def document_of(pair: Pair, tokenizer: Any, *, context: int) -> Document | None:
+    """Return the pair in tokens, in the form that rollouts have, or None where it does not fit."""
+    prompt = encode_chat(tokenizer, [Message(_role(role), text) for role, text in pair.messages], answer=True)
+    answer = tuple(tokenizer(answer_text(pair.answer), add_special_tokens=False)["input_ids"])
+    ids = (*prompt, *answer, tokenizer.eos_token_id)
+    return Document(ids, len(prompt)) if len(ids) <= context else None
+
+
+def _role(role: str) -> Any:
+    return "assistant" if role == "assistant" else "user"
+
+
+def stream_plan(section: ScratchSection, seed: int, *, held_out: bool = False) -> StreamPlan:
+    """Return what the writers draw."""
+    return StreamPlan(section.families, seed, section.rows, section.multi_turn, held_out)
+
+
+@dataclass
+class Counts:
+    """Documents that came for the first time, that were used, and that did not fit."""
+
+    fresh: int = 0
+    used: int = 0
+    too_long: int = 0
+
+
+class PairSource:
+    """Gives documents for ever; a context manager, since writers must end. ``counts`` says what was given."""
+
+    def __init__(self, section: ScratchSection, tokenizer_path: Path, tokenizer: Any, *, context: int, seed: int) -> None:
+        self._section = section
+        self._path = tokenizer_path
+        self._tokenizer = tokenizer
+        self._context = context
+        self._seed = seed
+        self._rng = random.Random(f"source:{seed}")
+        self._kept: list[Document] = []
+        self._order: list[int] = []
+        self._writers: list[Any] = []
+        self._queue: queue.Queue[tuple[list[Document], int]] | None = None
+        self._closed = False
+        self.counts = Counts()
+
+    def __enter__(self) -> PairSource:
+        if self._section.pairs:
+            for pair in read_pairs(Path(self._section.pairs)):
+                self._keep(document_of(pair, self._tokenizer, context=self._context))
+            if not self._kept:
+                raise TrainingError(f"no pair of {self._section.pairs} fits in {self._context} tokens")
+        if self._section.workers:
+            self._start_writers()
+        if not self._kept and not self._section.workers:
+            raise TrainingError("nothing to learn from", help="scratch.pairs = FOLDER, or scratch.workers = 4")
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._closed = True
+        for one in self._writers:
+            one.kill()
+            one.wait()
+            one.stdout.close()
+
+    def _start_writers(self) -> None:
+        self._queue = queue.Queue(maxsize=4 * self._section.workers + 16)
+        for number in range(self._section.workers):
+            order = {"plan": asdict(stream_plan(self._section, self._seed)), "worker": number}
+            order |= {"workers": self._section.workers, "tokenizer": str(self._path), "context": self._context}
+            command = [sys.executable, "-m", "drk.training.pair_writer", json.dumps(order)]
+            writer = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)  # noqa: S603
+            threading.Thread(target=self._read_from, args=(writer,), daemon=True).start()
+            self._writers.append(writer)
+
+    def _read_from(self, writer: subprocess.Popen[bytes]) -> None:
+        assert writer.stdout is not None
+        while (chunk := read_chunk(writer.stdout)) is not None and not self._closed:
+            while not self._closed:
+                with contextlib.suppress(queue.Full):
+                    self._queue.put(chunk, timeout=1.0)
+                    break
+
+    def _keep(self, one: Document | None) -> None:
+        if one is None:
+            self.counts.too_long += 1
+            return
+        self.counts.fresh += 1
+        if len(self._kept) < RESERVOIR:
+            self._kept.append(one)
+        else:
+            self._kept[self._rng.randrange(RESERVOIR)] = one
+
+    def _take_new(self, wait_s: float) -> list[Document]:
+        """Return what the writers have put; waits for at least one chunk when ``wait_s`` is given."""
+        found: list[Document] = []
+        while self._queue is not None:
+            try:
+                chunk, too_long = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
+            except queue.Empty:
+                break
+            found += chunk
+            self.counts.too_long += too_long
+            wait_s = 0.0
+        for one in found:
+            self._keep(one)
+        return found
+
+    def documents(self) -> Iterator[Document]:
+        """Yield documents for ever: new ones first, else one that was seen before.
+
+        Raises:
+            TrainingError: the writers gave nothing for minutes.
+        """
+        while True:
+            new = self._take_new(0.0 if self._kept else WAIT_S)
+            if not new and not self._kept:
+                raise TrainingError(f"the writers gave nothing for {WAIT_S:g} s", help="see whether they died")
+            for one in new:
+                self.counts.used += 1
+                yield one
+            if not new:
+                self.counts.used += 1
+                yield self._again()
+
+    def _again(self) -> Document:
+        if self._queue is not None:
+            return self._rng.choice(self._kept)
+        if not self._order:
+            self._order = self._rng.sample(range(len(self._kept)), len(self._kept))
+        return self._kept[self._order.pop()]
+
+
+def write_chunk(out: BinaryIO, documents: Sequence[Document], too_long: int) -> None:
+    """Write documents for :func:`read_chunk`: counts, then for each its length, where its answer begins, its ids."""
+    parts = [struct.pack("<II", len(documents), too_long)]
+    for one in documents:
+        parts.append(struct.pack("<II", len(one.ids), one.answer_at) + array("I", one.ids).tobytes())
+    out.write(b"".join(parts))
+    out.flush()
+
+
+def read_chunk(source: BinaryIO) -> tuple[list[Document], int] | None:
+    """Return documents and how many did not fit, or None at the end of what a writer says."""
+    head = source.read(8)
+    if len(head) < 8:
+        return None
+    count, too_long = struct.unpack("<II", head)
+    found = []
+    for _ in range(count):
+        sizes = source.read(8)
+        if len(sizes) < 8:
+            return None
+        length, answer_at = struct.unpack("<II", sizes)
+        ids = array("I", source.read(4 * length))
+        if len(ids) < length:
+            return None
+        found.append(Document(tuple(ids), answer_at))
+    return found, too_long
+
+
+def sample_pairs(section: ScratchSection, seed: int, count: int, *, held_out: bool = False) -> list[Pair]:
+    """Return pairs for the tokenizer or for measuring: from the shards where they are on that side, else drawn here."""
+    if section.pairs and not held_out:
+        found: Sequence[Pair] = [pair for pair, _ in zip(read_pairs(Path(section.pairs)), range(count), strict=False)]
+        return list(found)
+    plan = replace(stream_plan(section, seed + 977, held_out=held_out), dresses=3, reservoir=8)
+    return [pair for pair, _ in zip(PairStream(plan), range(count), strict=False)]
