@@ -58,7 +58,9 @@ _KEPT = ("device", "target", "sandbox", "seeds", "turns", "max_time_s", "model")
 
 def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ctx: typer.Context,
-    target: Annotated[str | None, typer.Argument(help="model.py, model.py:Class, ...; with --resume a run.")] = None,
+    target: Annotated[
+        str | None, typer.Argument(help="model.py, model.py:Class, ...; with --resume a run too.")
+    ] = None,
     inputs: InputTexts = None,
     init: InitTexts = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
@@ -87,7 +89,8 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     from_profile: Annotated[
         bool, typer.Option("--from-profile", help="What a profile calls hottest (TARGET: its id, or a target of it).")
     ] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run (the latest, or the one named).")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Go on with a run (the latest, or TARGET's).")] = False,
+    gym: Annotated[str | None, typer.Option(help="Have the gym server at this URL judge (DRK_GYM_URL).")] = None,
     events: Annotated[Literal["jsonl"] | None, typer.Option(help="Stream events to stdout.")] = None,
     output: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print the result.")] = "text",
     out_file: Annotated[Path | None, typer.Option("-o", "--output", help="Also write the result's JSON here.")] = None,
@@ -112,7 +115,7 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     _run(
         ctx,
         _Request(
-            target, flags, asked, state_dict, samples, from_profile, resume, write, events, output, out_file, told
+            target, flags, asked, state_dict, samples, from_profile, resume, write, events, output, out_file, told, gym
         ),
     )
 
@@ -164,6 +167,7 @@ class _Request:
     output: Literal["text", "json"]
     out_file: Path | None
     told: _Told
+    gym: str | None
 
 
 def _flags(*values: Any) -> dict[str, Any]:
@@ -195,7 +199,7 @@ def _run(ctx: typer.Context, request: _Request) -> None:
         config = {"target": target, **request.asked, "samples": samples, "settings": _kept(settings), **told}
         run = begin_run(plan, settings.runs_dir, config)
     plan = _with_told(plan, told, request.told.candidates())
-    answer = _search(console, plan, run, settings, _proposer(settings, told), request.events)
+    answer = _search(console, plan, run, settings, _proposer(settings, told), request)
     if request.out_file is not None:
         _write_output(request.out_file, answer)
     _print_answer(console, answer, request.events, request.output)
@@ -239,15 +243,15 @@ def _search(
     run: Run,
     settings: Settings,
     proposer: Proposer,
-    events: Literal["jsonl"] | None,
+    request: _Request,
 ) -> Answer:
     total = plan.budget.turns * plan.budget.samples
 
     async def work() -> Answer:
         stop = asyncio.Event()
         with stopping(stop, console), console.progress(f"optimising {plan.task.target}", total) as progress:
-            reporter = _Reporter(console, progress, events)
-            async with opened(proposer), open_gym(gym_settings(settings)) as gym:
+            reporter = _Reporter(console, progress, request.events)
+            async with opened(proposer), open_gym(gym_settings(settings), request.gym) as gym:
                 return await search_and_write(plan, run, gym, proposer, emit=reporter.tell, stop=stop)
 
     return asyncio.run(work())

@@ -216,7 +216,7 @@ def create_run(runs_dir: Path, task: Task, config: dict[str, Any]) -> Run:
 
 
 def open_run(runs_dir: Path, name: str = LATEST) -> Run:
-    """Return an existing run by name, unique part of a name, path, or ``latest``.
+    """Return an existing run by name, unique part of a name, path, target (its newest run), or ``latest``.
 
     Raises:
         UsageError: there is none, or the name fits several.
@@ -231,6 +231,9 @@ def open_run(runs_dir: Path, name: str = LATEST) -> Run:
         raise UsageError(f"there is no run in {runs_dir}", help="`drk optimize TARGET` makes one")
     if name == LATEST:
         return Run((runs_dir / names[0]).resolve())
+    for run in list_runs(runs_dir):
+        if run.config.get("target") == name:
+            return Run(run.folder.resolve())
     found = [one for one in names if one == name] or [one for one in names if name in one]
     if len(found) == 1:
         return Run((runs_dir / found[0]).resolve())

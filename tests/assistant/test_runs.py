@@ -82,7 +82,8 @@ def test_open_run_by_part_and_its_errors(run: Run, tmp_path: Path, silu_task: Ta
     runs = run.folder.parent
     assert open_run(runs, run.name[:16]).folder == run.folder
     assert open_run(runs, str(run.folder)).folder == run.folder
-    create_run(runs, silu_task, {})
+    newer = create_run(runs, silu_task, {"target": "model.py:Net"})
+    assert open_run(runs, "model.py:Net").folder == newer.folder
     with pytest.raises(UsageError, match="fits several"):
         open_run(runs, "scaledsilu")
     with pytest.raises(UsageError, match="there is no run 'absent'"):
