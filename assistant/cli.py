@@ -49,6 +49,8 @@ COMMANDS: Mapping[str, Lazy] = {
     "optimize": Lazy(
         "drk.assistant.optimize_command", "optimize", "Find, verify and hand over faster Triton kernels for a module."
     ),
+    "report": Lazy("drk.assistant.report_command", "report", "Show a run or a profile as text, as a page or as JSON."),
+    "compare": Lazy("drk.assistant.compare_command", "compare_command", "Compare two profiles or two runs."),
     "verify": Lazy(
         "drk.assistant.verify_command",
         "verify",

@@ -24,7 +24,10 @@ from drk.assistant.errors import UsageError
 from drk.assistant.intake import resolve_target
 from drk.assistant.profile_run import STEPS, CaptureFailed, Profiled, Wanted, profile_command, profile_target
 from drk.assistant.report import Report, to_json
+from drk.assistant.report_command import open_page, rendered, write_page
 from drk.assistant.report_export import to_perfetto
+from drk.assistant.report_page import Page
+from drk.assistant.report_sources import source_excerpts
 from drk.assistant.report_store import default_profiles_dir
 from drk.assistant.report_text import render_text
 from drk.assistant.settings import Settings, load_settings
@@ -45,6 +48,7 @@ class _Request:
     out_file: Path | None
     estimate_for: str | None
     save_tasks: bool
+    open_it: bool
 
 
 def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -71,7 +75,10 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
     tasks: Annotated[bool, typer.Option("--tasks/--no-tasks", help="Save tasks for drk optimize.")] = True,
     output: Annotated[Literal["text", "json"], typer.Option("--format", help="How to print the report.")] = "text",
     export: Annotated[Literal["perfetto"] | None, typer.Option(help="Write a trace for Perfetto to -o.")] = None,
-    out_file: Annotated[Path | None, typer.Option("-o", "--output", help="Write the JSON (or export) here.")] = None,
+    out_file: Annotated[
+        Path | None, typer.Option("-o", "--output", help="Write the JSON here; a page if it is named .html.")
+    ] = None,
+    open_it: Annotated[bool, typer.Option("--open", help="Open the report as a page in your browser.")] = False,
 ) -> None:
     """Measure where the time goes: by kernel, module, function and source line.
 
@@ -84,6 +91,7 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
       drk profile --capture "python train.py --steps 20"
       drk profile -m "mypackage.train --steps 20"
       drk profile model.py --export perfetto -o step.json
+      drk profile model.py -o report.html              the same as one page; --open shows it
       drk optimize --from-profile                      then make the hottest module faster
     """
     if module is not None:
@@ -99,7 +107,17 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
     given = {"precision": precision, "device": device, "max_time_s": max_time, "sandbox": sandbox}
     settings = load_settings(given).settings
     request = _Request(
-        target, capture, intake, steps, profiles_dir, output, export, out_file, estimate_for or settings.target, tasks
+        target=target,
+        command=capture,
+        intake=intake,
+        steps=steps,
+        profiles_dir=profiles_dir,
+        output=output,
+        export=export,
+        out_file=out_file,
+        estimate_for=estimate_for or settings.target,
+        save_tasks=tasks,
+        open_it=open_it,
     )
     _run(ctx, request, settings)
 
@@ -144,14 +162,26 @@ def _call(console: Console, target: str, intake: Mapping[str, Any], settings: Se
 
 def _show(console: Console, request: _Request, profiled: Profiled) -> None:
     report = profiled.report
-    if request.out_file is not None:
+    is_page = request.export is None and request.out_file is not None and request.out_file.suffix.lower() == ".html"
+    if request.out_file is not None and not is_page:
         data = to_perfetto(report) if request.export == "perfetto" else to_json(report)
         _write(request.out_file, data)
         console.info(f"wrote {request.out_file}")
+    if is_page or request.open_it:
+        _page(console, request, profiled, request.out_file if is_page else None)
     if request.output == "json":
         console.result_json(to_json(report))
     else:
         console.result(_text(report, profiled.path))
+
+
+def _page(console: Console, request: _Request, profiled: Profiled, path: Path | None) -> None:
+    page = Page(profiled.report, excerpts=source_excerpts(profiled.report))
+    path = path or profiled.path.with_suffix(".html")
+    write_page(path, rendered(page, "html"))
+    console.info(f"wrote {path}")
+    if request.open_it:
+        open_page(console, path)
 
 
 def _text(report: Report, path: Path) -> str:

@@ -1,0 +1,134 @@
+"""Finding what ``drk report`` and ``drk compare`` are to show: a run, a stored profile, or a report file.
+
+A name is a run or a profile of the current folder (or a unique part of one's name), a path is a ``.json`` or ``.html``
+report or a run folder; without a name the newest of the latest run and the latest profile counts. Excerpts of source
+files are read here too, only where the function is still the one that was measured (its syntax hash tells).
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+from drk.assistant.errors import UsageError
+from drk.assistant.report import Place, Report, from_json
+from drk.assistant.report_page import PAGE_KIND, Excerpt, Page, page_from_html, page_from_json, read_text
+from drk.assistant.report_run import run_report
+from drk.assistant.report_source import MAX_SOURCE_BYTES, SourcePlaces
+from drk.assistant.report_store import LATEST, find_profiles_dir, list_profiles, load_report, open_profile
+from drk.assistant.runs import Run, list_runs, open_run
+
+MAX_EXCERPTS = 6
+_LINES_AROUND = 12
+_LEAST_SHARE = 0.05
+
+
+@dataclass(frozen=True)
+class Found:
+    """A page with where it came from: ``place`` is the folder that its HTML goes to, ``name`` its stem there."""
+
+    page: Page
+    name: str
+    place: Path
+
+
+def find_page(name: str | None, runs_dir: Path, profiles_dir: Path | None = None) -> Found:
+    """Return what ``name`` means.
+
+    Raises:
+        UsageError: there is nothing of that name, or it cannot be read.
+        BundleError: a file of a run is malformed.
+    """
+    profiles = profiles_dir or find_profiles_dir(Path.cwd())
+    if name is None:
+        return _newest(runs_dir, profiles)
+    path = Path(name)
+    if path.is_file():
+        return Found(_of_file(path), path.stem, path.resolve().parent)
+    if (path / "config.json").is_file():
+        return _of_run(Run(path.resolve()))
+    ids = list_profiles(profiles) if profiles is not None else []
+    runs = [run.name for run in list_runs(runs_dir)]
+    of_runs, of_profiles = _fitting(name, runs), _fitting(name, ids)
+    if of_runs and of_profiles:
+        both = ", ".join([*of_runs, *of_profiles][:6])
+        raise UsageError(f"{name!r} fits runs and profiles", cause=both, help="give more of the name")
+    if of_runs or not ids:
+        return _of_run(open_run(runs_dir, name))
+    return _of_profile(open_profile(profiles, name))
+
+
+def _fitting(name: str, names: list[str]) -> list[str]:
+    return [one for one in names if one == name] or [one for one in names if name in one]
+
+
+def _newest(runs_dir: Path, profiles: Path | None) -> Found:
+    runs = list_runs(runs_dir)
+    ids = list_profiles(profiles) if profiles is not None else []
+    if not runs and not ids:
+        raise UsageError(
+            "there is no run and no profile here", help="`drk profile model.py` or `drk optimize model.py` makes one"
+        )
+    # both kinds of name begin with the time
+    if runs and (not ids or runs[0].name >= ids[0]):
+        return _of_run(open_run(runs_dir, LATEST))
+    return _of_profile(open_profile(profiles))
+
+
+def _of_run(run: Run) -> Found:
+    return Found(Page(run=run_report(run)), "report", run.folder)
+
+
+def _of_profile(path: Path) -> Found:
+    return Found(_with_excerpts(load_report(path)), path.stem, path.parent)
+
+
+def _of_file(path: Path) -> Page:
+    text = read_text(path)
+    if path.suffix.lower() in (".html", ".htm"):
+        return page_from_html(text)
+    try:
+        data = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise UsageError("the report cannot be read", kind="report", file=str(path), cause=str(error)) from error
+    if isinstance(data, dict) and data.get("kind") == PAGE_KIND:
+        return page_from_json(data)
+    return _with_excerpts(from_json(data))
+
+
+def _with_excerpts(report: Report) -> Page:
+    return Page(report, excerpts=source_excerpts(report))
+
+
+def source_excerpts(report: Report) -> tuple[Excerpt, ...]:
+    """Return the lines around the hottest lines, from files that lie inside the report's root and are unchanged."""
+    root = Path(report.root)
+    places = SourcePlaces(root)
+    found: list[Excerpt] = []
+    rows = [(row.name, row.times.share, row.place) for row in report.functions]
+    for name, share, place in sorted(rows, key=lambda row: -row[1])[:MAX_EXCERPTS]:
+        if share < _LEAST_SHARE or Path(place.file).is_absolute() or ".." in Path(place.file).parts:
+            continue
+        now = places.at(str(root / place.file), place.line)
+        if not place.ast_hash or now.ast_hash != place.ast_hash:
+            continue
+        lines = _lines(root / place.file)
+        first, last = _range(now, len(lines))
+        title = f"{name}: {100 * share:.1f} % of the time"
+        found.append(Excerpt(title, place.file, first, place.line, tuple(lines[first - 1 : last])))
+    return tuple(found)
+
+
+def _range(place: Place, count: int) -> tuple[int, int]:
+    first = max(place.first_line, place.line - _LINES_AROUND, 1)
+    return first, min(place.end_line, place.line + _LINES_AROUND, count)
+
+
+def _lines(path: Path) -> list[str]:
+    try:
+        if path.stat().st_size > MAX_SOURCE_BYTES:
+            return []
+        return path.read_text(encoding="utf-8").splitlines()
+    except (OSError, UnicodeDecodeError):
+        return []
