@@ -1,4 +1,4 @@
-"""``drk data tasks|trajectories|leaks``: task sets, demonstrations judged by the gym, and a check against leakage.
+"""``drk data tasks|trajectories|pairs|tokenizer|leaks``: task sets, judged demonstrations, pairs in bulk, leakage.
 
 Files are JSONL (:mod:`drk.training.dataset`). Generation is seeded: the same command writes the same tasks.
 """
@@ -114,3 +114,72 @@ def leaks(
     print_facts(console_from(ctx), facts, as_json=output == "json")
     if found:
         raise typer.Exit(ExitCode.NOT_ACCEPTED)
+
+
+@app.command("pairs")
+def pairs(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    ctx: typer.Context,
+    out: Annotated[Path, typer.Option("--out", help="The folder of shards to write; what is there is kept.")],
+    shards: Annotated[int, typer.Option(min=1, help="How many shards.")] = 4,
+    shard_pairs: Annotated[int, typer.Option(min=1, help="Pairs in a shard.")] = 512,
+    workers: Annotated[int, typer.Option(min=1, help="Processes at a time.")] = 2,
+    family: Annotated[list[str] | None, typer.Option(help="A family; repeatable (default: all).")] = None,
+    multi_turn: Annotated[float, typer.Option(min=0, max=1, help="Share with a wrong or lazy first turn.")] = 0.4,
+    seed: Annotated[int, typer.Option(help="The generator's seed.")] = 0,
+    rows: Annotated[int, typer.Option(help="Above 0: small sizes, for judging on a CPU.")] = 0,
+    output: Format = "text",
+) -> None:
+    """Write pairs of conversation and answer in bulk, by the builtin compiler; goes on where it stopped."""
+    with training_errors():
+        from concurrent.futures import ProcessPoolExecutor
+        from multiprocessing import get_context
+
+        from drk.training.pairs import StreamPlan, write_shard
+
+        plan = StreamPlan(tuple(family or ()), seed, rows, multi_turn)
+        with ProcessPoolExecutor(workers, mp_context=get_context("spawn")) as pool:
+            jobs = [
+                pool.submit(write_shard, out, plan, worker=number, workers=shards, pairs=shard_pairs)
+                for number in range(shards)
+            ]
+            written = [job.result() for job in jobs]
+    facts: dict[str, Any] = {
+        "folder": str(out),
+        "shards": len(written),
+        "pairs": shards * shard_pairs,
+        "size_bytes": sum(path.stat().st_size for path in written),
+    }
+    print_facts(console_from(ctx), facts, as_json=output == "json")
+
+
+@app.command("tokenizer")
+def tokenizer(
+    ctx: typer.Context,
+    source: Annotated[Path, typer.Argument(metavar="PAIRS", help="A folder of drk data pairs.")],
+    out: Annotated[Path, typer.Option("--out", help="The folder to write.")],
+    vocabulary: Annotated[int, typer.Option(min=512, help="Entries at most.")] = 4096,
+    phrases: Annotated[int, typer.Option(min=0, help="Lines and blocks that become one token, at most.")] = 1024,
+    context_tokens: Annotated[int, typer.Option(min=64, help="The model's context.")] = 2048,
+    output: Format = "text",
+) -> None:
+    """Train a byte-level tokenizer on PAIRS and say how long prompts and answers are in it."""
+    with training_errors():
+        from drk.training.pair_source import document_of
+        from drk.training.pairs import read_pairs
+        from drk.training.scratch import pair_tokenizer
+
+        found = list(read_pairs(source))
+        made = pair_tokenizer(found, vocabulary=vocabulary, phrases=phrases, context_tokens=context_tokens)
+        made.save_pretrained(out)
+        kept = [one for one in (document_of(pair, made, context=10**9) for pair in found[:2048]) if one is not None]
+    lengths = sorted(len(one.ids) for one in kept)
+    answers = sorted(len(one.ids) - one.answer_at for one in kept)
+    facts: dict[str, Any] = {
+        "folder": str(out),
+        "entries": len(made),
+        "pairs": len(found),
+        "tokens": {"p50": lengths[len(lengths) // 2], "p99": lengths[int(len(lengths) * 0.99)]},
+        "answer_tokens": {"p50": answers[len(answers) // 2], "p99": answers[int(len(answers) * 0.99)]},
+        "fit_in_context": sum(length <= context_tokens for length in lengths) / len(lengths),
+    }
+    print_facts(console_from(ctx), facts, as_json=output == "json")

@@ -66,9 +66,9 @@ _LONG_NUMBER = re.compile(r"\d\.\d{5,}(?!\d*e)")
 class Dress:
     """Draws names, constants and layout, and keeps what reaches a graph in ``names`` and ``constants``."""
 
-    def __init__(self, rng: random.Random, fixed: Sequence[float] = ()) -> None:
+    def __init__(self, rng: random.Random, fixed: Sequence[float] | None = None) -> None:
         self.rng = rng
-        self.fixed = tuple(fixed)
+        self.fixed = None if fixed is None else tuple(fixed)
         self.names: list[str] = []
         self.constants: list[float] = []
         self.taken: set[str] = set(_RESERVED)
@@ -95,7 +95,7 @@ class Dress:
 
     def constant(self, low: float, high: float) -> float:
         """Return a constant within the bounds, and keep it; where ``fixed`` were given, the next of those."""
-        if self.fixed:
+        if self.fixed is not None:
             self.constants.append(self.fixed[len(self.constants)])
             return self.constants[-1]
         digits = self.rng.choice((1, 1, 2, 2, 3))
@@ -151,7 +151,7 @@ class Dress:
 class CanonicalDress(Dress):
     """The dress of a capture: names and constants that nothing else in a graph's text can be taken for."""
 
-    def __init__(self, fixed: Sequence[float] = ()) -> None:
+    def __init__(self, fixed: Sequence[float] | None = None) -> None:
         super().__init__(random.Random(0), fixed)
         self.comments = self.reuse = False
         self.nesting = 0.0
@@ -169,7 +169,7 @@ class CanonicalDress(Dress):
 
     def constant(self, low: float, high: float) -> float:
         """Return a constant within the bounds whose digits nothing else has, or the next fixed one."""
-        if self.fixed:
+        if self.fixed is not None:
             return super().constant(low, high)
         number = len(self.constants)
         span = high - low
@@ -189,12 +189,12 @@ def redress(graph_text: str, canonical: Dress, dress: Dress) -> str:
         raise ValueError("two dresses of different structures")
     table = dict(zip(canonical.names, dress.names, strict=True))
     text = graph_text
-    for place, old in enumerate(() if canonical.fixed else canonical.constants):
+    for place, old in enumerate(canonical.constants if canonical.fixed is None else ()):
         pattern = rf"(?<![\d.\w]){re.escape(json.dumps(old))}(?![\d.])"
         text, count = re.subn(pattern, f"zc{place}zc", text)
         if not count:
             raise ValueError(f"the constant {old} does not stand in the graph")
-    if not canonical.fixed and _LONG_NUMBER.search(text):
+    if canonical.fixed is None and _LONG_NUMBER.search(text):
         raise ValueError("the graph holds a number that was computed from a constant")
     text = re.sub(r"zc(\d+)zc", lambda found: json.dumps(dress.constants[int(found[1])]), text)
     return re.sub(r"[Zz]q\d\dzq", lambda found: table.get(found[0], found[0]), text)

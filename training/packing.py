@@ -139,7 +139,9 @@ def set_attention(model: Any, attention: Attention) -> None:
     model.config._attn_implementation = ATTENTION_NAME
 
 
-def _varlen(function: Any, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> Tensor:
+def _varlen(
+    function: Any, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
+) -> Tensor:
     import inspect
 
     known = inspect.signature(function).parameters

@@ -64,7 +64,9 @@ class Counts:
 class PairSource:
     """Gives documents for ever; a context manager, since writers must end. ``counts`` says what was given."""
 
-    def __init__(self, section: ScratchSection, tokenizer_path: Path, tokenizer: Any, *, context: int, seed: int) -> None:
+    def __init__(
+        self, section: ScratchSection, tokenizer_path: Path, tokenizer: Any, *, context: int, seed: int
+    ) -> None:
         self._section = section
         self._path = tokenizer_path
         self._tokenizer = tokenizer

@@ -183,7 +183,13 @@ class PackedTrainer:
             raise TrainingError(f"the loss is {value} at step {self.step}", help="lower scratch.muon_learning_rate")
         self.optimizers.step(share)
         filled = float((batch.owner >= 0).float().mean())
-        return {"loss": value, "grad_norm": float(norm), "rate_share": share, "tokens/filled": filled, "tokens/answer": count}
+        return {
+            "loss": value,
+            "grad_norm": float(norm),
+            "rate_share": share,
+            "tokens/filled": filled,
+            "tokens/answer": count,
+        }
 
     @torch.inference_mode()
     def measure(self, documents: Sequence[Document]) -> float:

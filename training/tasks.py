@@ -57,7 +57,9 @@ def draw_task(family: str, seed: int, *, rows: int = 0, dress: int = 0) -> Train
     return draw_dressed(family, seed, Dress(random.Random(f"dress:{family}:{seed}:{dress}")), rows=rows, number=dress)
 
 
-def draw_canonical(family: str, seed: int, *, rows: int = 0, fixed: Sequence[float] = ()) -> tuple[TrainingTask, Dress]:
+def draw_canonical(
+    family: str, seed: int, *, rows: int = 0, fixed: Sequence[float] | None = None
+) -> tuple[TrainingTask, Dress]:
     """Return a structure's task in canonical dress, with that dress: what is captured once for many texts.
 
     ``fixed`` are constants to use in the place of canonical ones.

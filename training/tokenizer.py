@@ -7,6 +7,7 @@ every kernel repeats word for word (device functions, lines of addressing and la
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -19,14 +20,16 @@ PIECES = Regex(r"[A-Za-z_][A-Za-z_]*|[0-9]|\n[ ]*|[ ]+|[^A-Za-z_0-9\s]+|\s+")
 """Words, single digits, line breaks with their indentation, blanks, and runs of signs."""
 PHRASE_SHARE = 0.004
 """A phrase stands in at least this share of the answers."""
+USUAL_SHARE = 0.03
+"""A word of at least this share of the answers is no name."""
 SHORTEST = 12
+SHORTEST_PART = 6
+_WORD = re.compile(r"[A-Za-z0-9]+")
 BLOCK_SHARE = 0.25
 """At most this share of the phrases are blocks of several lines."""
 
 
-def train_tokenizer(
-    texts: Iterable[str], *, vocabulary: int, context_tokens: int, phrases: Sequence[str] = ()
-) -> Any:
+def train_tokenizer(texts: Iterable[str], *, vocabulary: int, context_tokens: int, phrases: Sequence[str] = ()) -> Any:
     """Return a byte-level BPE tokenizer with small models' roles and chat template.
 
     Args:
@@ -55,28 +58,46 @@ def train_tokenizer(
 
 
 def frequent_phrases(answers: Sequence[str], count: int) -> list[str]:
-    """Return at most ``count`` blocks and lines that many of ``answers`` repeat, those that save most first.
+    """Return at most ``count`` texts that many of ``answers`` repeat, those that save most first.
 
-    Only ASCII texts with a blank or a line break are taken: the decoder tells them from byte tokens by that.
+    They are whole blocks, whole lines, and the parts of lines between words that are rare (names, constants). Only
+    ASCII texts with a blank or a line break are taken: the decoder tells them from byte tokens by that.
     """
     least = max(2, int(len(answers) * PHRASE_SHARE))
     blocks: Counter[str] = Counter()
-    lines: Counter[str] = Counter()
     for answer in answers:
-        found = answer.split("\n\n\n")
-        blocks.update({f"{block}\n\n\n" for block in found[:-1] if block.count("\n") > 1})
-        lines.update({f"{line}\n" for line in answer.split("\n")})
-    chosen = [*_best(blocks, least, int(count * BLOCK_SHARE))]
-    inside = "".join(chosen)
-    rest = Counter({line: number for line, number in lines.items() if line not in inside})
-    return [*chosen, *_best(rest, least, count - len(chosen))]
+        blocks.update({f"{block}\n\n\n" for block in answer.split("\n\n\n")[:-1] if block.count("\n") > 1})
+    chosen = _best(blocks, least, int(count * BLOCK_SHARE), SHORTEST)
+    rest = list(_without(answers, chosen))
+    words = Counter(word for text in rest for word in set(_WORD.findall(text)))
+    usual = {word for word, number in words.items() if number >= len(answers) * USUAL_SHARE and not word.isdigit()}
+    parts: Counter[str] = Counter()
+    for text in rest:
+        for line in text.splitlines(keepends=True):
+            found = _between(line, usual | {"0", "2"})
+            parts.update([line, *found] if found != [line] else found)
+    return [*chosen, *_best(parts, least, count - len(chosen), SHORTEST_PART)]
 
 
-def _best(counted: Counter[str], least: int, count: int) -> list[str]:
+def _between(line: str, usual: set[str]) -> list[str]:
+    """Return the parts of ``line`` between words that are not ``usual``."""
+    parts, start = [], 0
+    for word in _WORD.finditer(line):
+        if word[0] not in usual:
+            parts.append(line[start : word.start()])
+            start = word.end()
+    return [part for part in (*parts, line[start:]) if part]
+
+
+def _best(counted: Counter[str], least: int, count: int, shortest: int) -> list[str]:
     usable = {
         text: number
         for text, number in counted.items()
-        if number >= least and len(text) >= SHORTEST and text.isascii() and " " in text and text.strip()
+        if number >= least
+        and len(text) >= shortest
+        and text.isascii()
+        and (" " in text or "\n" in text)
+        and text.strip()
     }
     return sorted(usable, key=lambda text: (-usable[text] * len(text), text))[:count]
 
