@@ -21,7 +21,7 @@ from drk.assistant.synth.domain import Operand, memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
-from drk.assistant.synth.size_constants import size_constants
+from drk.assistant.synth.size_constants import CUT, size_constants
 from drk.assistant.synth.windows import Window
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
@@ -132,7 +132,7 @@ def facts_of(graph: Graph) -> Facts:
     fixed = {item.name for item in graph.placeholders if item.kind != "input"}
     scalars = {p.name: p.value for p in graph.placeholders if not p.meta.shape and isinstance(p.value, int | float)}
     for node in graph.nodes:
-        if node.inputs() and set(node.inputs()) <= fixed:
+        if node.inputs() and set(node.inputs()) <= fixed and node.op != CUT:
             fixed.add(node.name)
     order = {name: index for index, name in enumerate(names)}
     sizes = size_constants(graph)

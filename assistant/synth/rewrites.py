@@ -83,6 +83,8 @@ def _identity_source(node: Node, metas: Mapping[str, TensorMeta]) -> str | None:
     if node.op == "getitem" or len(node.metas) != 1 or node.metas[0] is None or source.name not in metas:
         return None
     before, after = metas[source.name], node.metas[0]
+    if name == "alias" and before.shape:
+        return None  # a slice of a buffer that may be shorter at other sizes
     if name in {"detach", "detach_", "alias", "lift_fresh", "lift_fresh_copy"}:
         return source.name
     if name == "dropout" or name.endswith("_dropout"):

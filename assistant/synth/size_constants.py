@@ -13,8 +13,10 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from drk.gym.graph import Graph, Node, TensorMeta
+from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
+CUT = "aten.alias.default"
+"""What capture makes of a slice that happened to take everything, ``mask[:, :, :length]`` say."""
 LEAST = 3
 """Smaller numbers are never taken for sizes."""
 LEAST_SCALAR = 65
@@ -54,7 +56,9 @@ class _AnyName(dict[str, str]):
 def size_constants(graph: Graph) -> SizeConstants:
     """Collect the sizes of ``graph``'s inputs that can be told apart from one another and from parameters' sizes."""
     inputs = [item for item in graph.placeholders if item.kind == "input"]
-    taken = {size for item in graph.placeholders if item.kind != "input" for size in item.meta.shape}
+    cut = {node.args[0].name for node in graph.nodes if node.op == CUT and isinstance(node.args[0], Ref)}
+    kept = [item for item in graph.placeholders if item.kind != "input" and item.name not in cut]
+    taken = {size for item in kept for size in item.meta.shape}
     single = _unique([(item.name, item.meta) for item in inputs], range(1, 2))
     products = _unique([(item.name, item.meta) for item in inputs], range(2, 5))
     return SizeConstants({size: where for size, where in single.items() if size not in taken}, products)

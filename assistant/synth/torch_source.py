@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from drk.assistant.synth.size_constants import SizeConstants
+from drk.assistant.synth.size_constants import CUT, SizeConstants
 from drk.gym.graph import Node, Ref, Symbol, TensorMeta
 
 _FUNCTIONS: Mapping[str, str] = {
@@ -64,6 +64,9 @@ def torch_call(
     """Return a Python expression that computes ``node`` with torch; ``device`` replaces captured devices."""
     if node.op == "getitem":
         return f"{_text(node.args[0], names, device)}[{node.args[1]!r}]"
+    if node.op == CUT:
+        cuts = [sizes.text(size, names) for size in node.meta.shape]
+        return f"{names[node.args[0].name]}[{', '.join(f':{cut}' if cut else ':' for cut in cuts)}]"
     args = [_text(arg, names, device) for arg in _sized(node, _dynamic(node, names, metas), names, sizes)]
     if node.bare_op == "batch_norm":
         x, weight, bias, mean, variance, training, momentum, eps = args[:8]

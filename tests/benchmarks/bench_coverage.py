@@ -15,6 +15,7 @@ import copy
 import hashlib
 import importlib.util
 import json
+import math
 import os
 import sys
 import time
@@ -152,8 +153,9 @@ def interpreter_check(path, source):
             continue
         scale = true.square().mean().sqrt().item() + 1e-30
         errors = [(item.double() - true).square().mean().sqrt().item() / scale for item in (mine, theirs)]
-        worst = max(worst, errors[0] / max(errors[1], 0.4 * torch.finfo(theirs.dtype).eps))
-        assert worst == worst, "NaN"
+        ratio = errors[0] / max(errors[1], 0.4 * torch.finfo(theirs.dtype).eps)
+        assert math.isfinite(ratio), f"errors {errors}"
+        worst = max(worst, ratio)
     return {"error_ratio": worst, "programs": log.programs}
 
 

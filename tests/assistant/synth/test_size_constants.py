@@ -24,3 +24,13 @@ def test_divisions_by_sizes_hold_at_other_sizes(check):
     check(gram, torch.randn(3, 12, 20), calls=[[torch.randn(2, 9, 11)]], factor=3.0)
     kl = Function(lambda _, x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean"))
     check(kl, torch.randn(70, 20), torch.randn(70, 20), calls=[[torch.randn(5, 20), torch.randn(5, 20)]], factor=4.0)
+
+
+def test_a_buffer_that_was_cut_to_the_input_is_cut_again(check):
+    def forward(s, x):
+        hidden = s.mask[:, : x.shape[1], : x.shape[1]] == 0
+        return (x @ x.mT * 0.1).masked_fill(hidden, float("-inf")).softmax(-1) + 1
+
+    module = Function(forward)
+    module.register_buffer("mask", torch.ones(1, 21, 21).tril())
+    check(module, torch.randn(2, 21, 7), calls=[[torch.randn(3, 9, 7)]], factor=3.0)
