@@ -3,6 +3,9 @@
 A *Task bundle* has one form everywhere: a JSON object with the sources, and one safetensors blob for weights and
 captured inputs. On disk these are ``task.json`` and ``tensors.safetensors`` in a folder; on the wire the blob is base64
 inside the JSON. Never pickle.
+
+pydantic is imported at the first use: it costs a third of a second, and the language server and ``drk runs`` come far
+without it.
 """
 
 from __future__ import annotations
@@ -11,26 +14,33 @@ import base64
 import hashlib
 import json
 from dataclasses import replace
+from functools import cache
 from pathlib import Path, PurePosixPath
-from typing import Any
-
-from pydantic import TypeAdapter, ValidationError
+from typing import TYPE_CHECKING, Any
 
 from drk.gym.errors import BundleError
 from drk.gym.schema import Candidate, Task, Verdict
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 MAX_SOURCE_BYTES = 4 * 2**20
 """Limit for one candidate, and for all sources of one task together."""
 MAX_TENSOR_BYTES = 8 * 2**30
 
-_TASK = TypeAdapter(Task)
-_CANDIDATE = TypeAdapter(Candidate)
-_VERDICT = TypeAdapter(Verdict)
+
+@cache
+def _adapter(what: str) -> TypeAdapter[Any]:
+    from pydantic import TypeAdapter
+
+    return TypeAdapter({"task": Task, "candidate": Candidate, "verdict": Verdict}[what])
 
 
-def _parse(adapter: TypeAdapter[Any], data: Any, what: str) -> Any:
+def _parse(what: str, data: Any) -> Any:
+    from pydantic import ValidationError
+
     try:
-        return adapter.validate_python(data)
+        return _adapter(what).validate_python(data)
     except ValidationError as error:
         first = error.errors()[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -39,7 +49,7 @@ def _parse(adapter: TypeAdapter[Any], data: Any, what: str) -> Any:
 
 def task_to_json(task: Task) -> dict[str, Any]:
     """Return the wire form of ``task``; the tensors blob becomes base64 text."""
-    data: dict[str, Any] = _TASK.dump_python(replace(task, tensors=None), mode="json")
+    data: dict[str, Any] = _adapter("task").dump_python(replace(task, tensors=None), mode="json")
     if task.tensors is not None:
         data["tensors"] = base64.b64encode(task.tensors).decode()
     return data
@@ -58,7 +68,7 @@ def task_from_json(data: Any) -> Task:
         tensors = base64.b64decode(blob, validate=True) if blob is not None else None
     except (ValueError, TypeError) as error:
         raise BundleError("not a valid task: tensors: not base64") from error
-    task: Task = replace(_parse(_TASK, {**data, "tensors": None}, "task"), tensors=tensors)
+    task: Task = replace(_parse("task", {**data, "tensors": None}), tensors=tensors)
     check_task(task)
     return task
 
@@ -121,7 +131,7 @@ def candidate_id(candidate: Candidate) -> str:
 
 def candidate_to_json(candidate: Candidate) -> dict[str, Any]:
     """Return the wire form of ``candidate``."""
-    data: dict[str, Any] = _CANDIDATE.dump_python(candidate, mode="json")
+    data: dict[str, Any] = _adapter("candidate").dump_python(candidate, mode="json")
     return data
 
 
@@ -131,7 +141,7 @@ def candidate_from_json(data: Any) -> Candidate:
     Raises:
         BundleError: the form is wrong or the source too large.
     """
-    candidate: Candidate = _parse(_CANDIDATE, data, "candidate")
+    candidate: Candidate = _parse("candidate", data)
     if len(candidate.source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
         raise BundleError(f"the candidate is larger than {MAX_SOURCE_BYTES} bytes")
     return candidate
@@ -139,7 +149,7 @@ def candidate_from_json(data: Any) -> Candidate:
 
 def verdict_to_json(verdict: Verdict) -> dict[str, Any]:
     """Return the public JSON of ``verdict``."""
-    data: dict[str, Any] = _VERDICT.dump_python(verdict, mode="json")
+    data: dict[str, Any] = _adapter("verdict").dump_python(verdict, mode="json")
     return data
 
 
@@ -149,10 +159,10 @@ def verdict_from_json(data: Any) -> Verdict:
     Raises:
         BundleError: the form is wrong.
     """
-    verdict: Verdict = _parse(_VERDICT, data, "verdict")
+    verdict: Verdict = _parse("verdict", data)
     return verdict
 
 
 def verdict_json_schema() -> dict[str, Any]:
     """Return the JSON Schema of a verdict, for documentation and clients."""
-    return _VERDICT.json_schema(mode="serialization")
+    return _adapter("verdict").json_schema(mode="serialization")
