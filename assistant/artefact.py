@@ -24,6 +24,7 @@ from pathlib import Path, PurePosixPath
 
 from drk.assistant.artefact_record import ArtefactError, Shapes, constants, literal, nested_source
 from drk.assistant.artefact_test_template import STATE_TESTS, TEST
+from drk.assistant.check_record import record_lines
 from drk.assistant.episode import Turn, describe_gain
 from drk.assistant.errors import TargetError
 from drk.assistant.source_edit import add_kernels, unified_diff
@@ -167,7 +168,7 @@ def _header(task: Task, best: Turn) -> str:
         f"# Evidence: {how.get(verdict.evidence, verdict.evidence)}; {describe_gain(verdict)}.",
         f"# Candidate {candidate_id(best.candidate)} by {best.candidate.proposer}.",
     ]
-    return "\n".join(line.replace("\n", " ")[:200] for line in facts)
+    return "\n".join([*(line.replace("\n", " ")[:200] for line in facts), *record_lines(task, best)])
 
 
 def below_marker(name: str) -> str:

@@ -21,7 +21,7 @@ from drk.assistant.report_verdict import duration_text
 MAX_SPANS = 200
 MAX_LABELS = 12
 _WIDTH, _HEIGHT = 680, 330
-_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 12, 14, 40
+_LEFT, _RIGHT, _TOP, _BOTTOM = 56, 24, 14, 40
 _ROW = 18
 _MAX_ROWS = 24
 
@@ -105,6 +105,7 @@ def roofline(report: Report) -> str:
     axes = _axes(roof, spots)
     measured = report.method.times_are == "device"
     body = [*_grid(axes), *_roofs(roof, axes)]
+    labels: dict[tuple[int, int], tuple[float, float, list[str]]] = {}
     for spot in spots:
         what = "attains" if measured else "could attain"
         title = f"{spot.number}: {spot.row.name[:40]}, {spot.intensity:.3g} FLOP/byte, {what} {spot.tflops:.3g} TFLOP/s"
@@ -113,8 +114,10 @@ def roofline(report: Report) -> str:
         x, y = axes.x(spot.intensity), axes.y(spot.tflops)
         body.append(f'<circle class="{kind}" cx="{x:g}" cy="{y:g}" r="{radius:.1f}">')
         body.append(f"<title>{escape(title)}</title></circle>")
-        if spot.number <= MAX_LABELS:
-            body.append(_text(x, y - radius - 3, str(spot.number), "small", "middle"))
+        if spot.number <= MAX_LABELS:  # spots in one place share a label
+            place = labels.setdefault((round(x / 12), round(y / 12)), (x, round(y - radius - 3, 1), []))
+            place[2].append(str(spot.number))
+    body += [_text(x, y, ", ".join(numbers), "small", "middle") for x, y, numbers in labels.values()]
     return _svg(_WIDTH, _HEIGHT, f"roofline of {roof.name}", body)
 
 
@@ -181,10 +184,11 @@ def _roofs(roof: Roof, axes: _LogAxes) -> list[str]:
     start = max(10.0**axes.x_low, 10.0**axes.y_low / slope)
     end = min(ridge, 10.0**axes.x_high)
     body.append(_line(axes.x(start), axes.y(start * slope), axes.x(end), axes.y(end * slope), "roof"))
-    for number, (name, peak) in enumerate(peaks):
+    for name, peak in peaks:
         x, y = axes.x(max(min(peak / slope, 10.0**axes.x_high), 10.0**axes.x_low)), axes.y(peak)
         body.append(_line(x, y, _WIDTH - _RIGHT, y, "roof"))
-        body.append(_text(_WIDTH - _RIGHT - 2 - 76 * number, y - 4, f"{name} {peak:g}", "small", "end"))
+        label = y - 4 if peak == max(known for _, known in peaks) else y + 12  # near ones stay apart
+        body.append(_text(_WIDTH - _RIGHT - 2, label, f"{name} {peak:g}", "small", "end"))
     return body
 
 

@@ -51,6 +51,7 @@ COMMANDS: Mapping[str, Lazy] = {
     ),
     "report": Lazy("drk.assistant.report_command", "report", "Show a run or a profile as text, as a page or as JSON."),
     "compare": Lazy("drk.assistant.compare_command", "compare_command", "Compare two profiles or two runs."),
+    "check": Lazy("drk.assistant.check_command", "check", "Verify the kernels that a project has committed, again."),
     "verify": Lazy(
         "drk.assistant.verify_command",
         "verify",

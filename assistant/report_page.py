@@ -103,7 +103,7 @@ class Page:
 def page_json(page: Page) -> dict[str, Any]:
     """Return the JSON form; it is what stands in an HTML page."""
     small = replace(page, report=page.report and _shortened(page.report))
-    data: dict[str, Any] = _compact(small)
+    data: dict[str, Any] = compact(small)
     return {"kind": PAGE_KIND, "schema_version": REPORT_SCHEMA_VERSION, **data}
 
 
@@ -196,8 +196,9 @@ def _shortened(report: Report) -> Report:
     )
 
 
-def _compact(value: Any) -> Any:
-    """Return plain JSON values; fields of dataclasses that have their default are left out."""
+def compact(value: Any) -> Any:
+    """Return plain JSON values: fields of dataclasses that have their default are left out, numbers are rounded to five
+    digits, those that are not finite become null."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         kept = {}
         for item in dataclasses.fields(value):
@@ -206,12 +207,12 @@ def _compact(value: Any) -> Any:
             if item.default_factory is not dataclasses.MISSING:
                 default = item.default_factory()
             if item.name == "schema_version" or default is dataclasses.MISSING or field_value != default:
-                kept[item.name] = _compact(field_value)
+                kept[item.name] = compact(field_value)
         return kept
     if isinstance(value, dict):
-        return {str(key): _compact(item) for key, item in value.items()}
+        return {str(key): compact(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_compact(item) for item in value]
+        return [compact(item) for item in value]
     if isinstance(value, float):
         return float(f"{value:.5g}") if math.isfinite(value) else None
     return value if isinstance(value, str | int | bool | None) else str(value)
