@@ -35,12 +35,7 @@ from drk.training.config_sections import (
     TasksSection,
 )
 
-
 __all__ = [
-    "TrainConfig",
-    "config_to_toml",
-    "load_config",
-    "recipe_names",
     "AdvantageSection",
     "GymSection",
     "ModelSection",
@@ -53,6 +48,10 @@ __all__ = [
     "ScratchSection",
     "SftSection",
     "TasksSection",
+    "TrainConfig",
+    "config_to_toml",
+    "load_config",
+    "recipe_names",
 ]
 
 

@@ -12,11 +12,15 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class RunSection:
-    """Where a run goes and how long it is. ``save_every`` and ``validate_every`` are in optimizer steps; 0: never."""
+    """Where a run goes and how long it is. ``save_every`` and ``validate_every`` are in optimizer steps; 0: never.
+
+    ``minutes`` above 0 ends ``sft`` and ``rl`` after the step in which that much time has passed since the start.
+    """
 
     output_dir: str = ".drk/train"
     seed: int = 0
     steps: int = 300
+    minutes: float = 0.0
     save_every: int = 10
     keep_checkpoints: int = 3
     validate_every: int = 0
@@ -106,7 +110,11 @@ class GymSection:
 
 @dataclass(frozen=True)
 class RewardSection:
-    """The reward (:mod:`drk.gym.reward`). ``proxy`` pays the coverage estimate where there is no GPU."""
+    """The reward (:mod:`drk.gym.reward`). ``proxy`` pays the coverage estimate where there is no GPU.
+
+    For ablations: ``pay_coverage`` false leaves out what coverage adds (PR), ``pay_dishonest`` pays right results that
+    the gym proved to be fraud, as a trainer without honesty checks would.
+    """
 
     form: Literal["paper", "recipe", "weighted", "ladder"] = "paper"
     baseline: Literal["eager", "compile", "max_autotune", "cuda_graph", "headline"] = "eager"
@@ -114,6 +122,8 @@ class RewardSection:
     floor: float = 0.0
     bound: Literal["low", "value"] = "low"
     proxy: bool = False
+    pay_coverage: bool = True
+    pay_dishonest: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,46 +19,56 @@ from typing import Literal
 
 Slot = Literal["input", "attribute", "argument", "class"]
 
-_SYLLABLES = tuple(
-    "ba co du fe gi ho ka lu mi no pa que ri so ta vi wo xa ye zu bel dor fin gam kel mor nar pol rin sul tan".split()
+
+def _items(text: str, separator: str = " ") -> tuple[str, ...]:
+    return tuple(text.split(separator))
+
+
+_SYLLABLES = _items(
+    "ba co du fe gi ho ka lu mi no pa que ri so ta vi wo xa ye zu bel dor fin gam kel mor nar pol rin sul tan"
 )
-_INPUT_WORDS = tuple(
-    "x h z u v q inputs input_tensor hidden hidden_states features feats value data act tokens state signal batch_in "
-    "img image frames logits scores pred target pos emb seq obs reward a b left other src memory query ctx noise y t "
-    "residual latents codes grid field points patches spec audio wave rays delta adv".split()
+_INPUT_WORDS = _items(
+    "x h z u v q inputs input_tensor hidden hidden_states features feats value data act tokens state signal "
+    "batch_in img image frames logits scores pred target pos emb seq obs reward a b left other src memory "
+    "query ctx noise y t residual latents codes grid field points patches spec audio wave rays delta adv"
 )
-_ATTRIBUTE_WORDS = tuple(
-    "fc proj linear lin dense out_proj in_proj layer block mlp gate up down head body stem act activation nonlin norm "
-    "ln bn gn norm1 fc1 fc2 scale shift gamma beta alpha weight bias_term temperature eps slope threshold limit "
-    "margin factor offset momentum power pool drop conv conv1 dw pw mix gain lam kappa sharpness floor ceiling".split()
+_ATTRIBUTE_WORDS = _items(
+    "fc proj linear lin dense out_proj in_proj layer block mlp gate up down head body stem act activation "
+    "nonlin norm ln bn gn norm1 fc1 fc2 scale shift gamma beta alpha weight bias_term temperature eps slope "
+    "threshold limit margin factor offset momentum power pool drop conv conv1 dw pw mix gain lam kappa "
+    "sharpness floor ceiling"
 )
-_ARGUMENT_WORDS = tuple(
-    "dim in_features out_features hidden_size channels in_channels out_channels d_model features n_in n_out size width "
-    "embed_dim num_groups groups inner hidden_dim units".split()
+_ARGUMENT_WORDS = _items(
+    "dim in_features out_features hidden_size channels in_channels out_channels d_model features n_in n_out "
+    "size width embed_dim num_groups groups inner hidden_dim units"
 )
-_CLASS_WORDS = tuple(
-    "Model Net Block Layer Module Head Gate Fusion Scorer Mixer Unit Stage Cell Encoder Decoder Loss Norm Activation "
-    "Branch Pool Field Filter Blend Adapter Bridge Core Tail".split()
+_CLASS_WORDS = _items(
+    "Model Net Block Layer Module Head Gate Fusion Scorer Mixer Unit Stage Cell Encoder Decoder Loss Norm "
+    "Activation Branch Pool Field Filter Blend Adapter Bridge Core Tail"
 )
-_LOCAL_WORDS = tuple(
-    "x y z h out output res result tmp t s w a b mid hidden acc val feat scaled shifted gated normed centered mean var "
-    "weights total denom numer diff dist energy inner squashed mixed combined update left right up act pre post".split()
+_LOCAL_WORDS = _items(
+    "x y z h out output res result tmp t s w a b mid hidden acc val feat scaled shifted gated normed "
+    "centered mean var weights total denom numer diff dist energy inner squashed mixed combined update left "
+    "right up act pre post"
 )
-_COMMENTS = tuple(
-    "fuse me|see the paper|kept in full precision|applied to every element|order matters here|TODO: make this faster|"
-    "stabilise|scale before the nonlinearity|gate|broadcast over the batch|avoid overflow|same as in the original code|"
-    "residual path|numerically safe|this is the hot path|(B, N, D)|normalise|per-channel|keep sign|element-wise".split(
-        "|"
-    )
+_COMMENTS = _items(
+    "fuse me|see the paper|kept in full precision|applied to every element|order matters here|TODO: make "
+    "this faster|stabilise|scale before the nonlinearity|gate|broadcast over the batch|avoid overflow|same "
+    "as in the original code|residual path|numerically safe|this is the hot path|(B, N, D)|normalise|"
+    "per-channel|keep sign|element-wise",
+    "|",
 )
-_DOCS = tuple(
+_DOCS = _items(
     "A small block.|Custom activation.|Common pattern in practice.|Applies the operations one after another.|"
-    "Post-processing of the features.|Simple model that performs a sequence of operations.|Building block of the "
-    "network.|Computes the output of the layer.|Head used for scoring.|Fused later, plain for now.".split("|")
+    "Post-processing of the features.|Simple model that performs a sequence of operations.|Building block of "
+    "the network.|Computes the output of the layer.|Head used for scoring.|Fused later, plain for now.",
+    "|",
 )
 _RESERVED = frozenset(
-    "self torch nn F tl triton math Tensor in is as if or and not def del for from import pass class return with "
-    "lambda index mask rows cols inner acc start pid".split()
+    _items(
+        "self torch nn F tl triton math Tensor in is as if or and not def del for from import pass "
+        "class return with lambda index mask rows cols inner acc start pid"
+    )
 )
 _LONG_NUMBER = re.compile(r"\d\.\d{5,}(?!\d*e)")
 

@@ -7,7 +7,7 @@ two- to four-dimensional; what a family repeats or leaves out it draws. The seco
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 
 from drk.training.operations import BINARY, REDUCTIONS, ROW_NORMS, Operation
@@ -254,17 +254,25 @@ def _half(shape: Shape, axis: int) -> Shape:
 _LOSSES = (
     Operation("mse", ("F.mse_loss({x}, {y})", "(({x} - {y}) ** 2).mean()", "torch.mean(({x} - {y}).pow(2))"), weight=2),
     Operation("l1", ("F.l1_loss({x}, {y})", "torch.abs({x} - {y}).mean()")),
-    Operation("smooth_l1", ("F.smooth_l1_loss({x}, {y})", "F.smooth_l1_loss({x}, {y}, beta=0.5)", "F.huber_loss({x}, {y})")),
+    Operation(
+        "smooth_l1", ("F.smooth_l1_loss({x}, {y})", "F.smooth_l1_loss({x}, {y}, beta=0.5)", "F.huber_loss({x}, {y})")
+    ),
     Operation("bce_logits", ("F.binary_cross_entropy_with_logits({x}, torch.sigmoid({y}))",)),
     Operation("softplus_loss", ("F.softplus(-{x} * {y}).mean()", "F.softplus({y} - {x}).mean()")),
     Operation("hinge", ("torch.clamp(1 - {x} * {y}, min=0).mean()", "F.relu({c} - ({x} - {y})).mean()"), 0.2, 1.5),
     Operation("charbonnier", ("torch.sqrt(({x} - {y}) ** 2 + {c}).mean()",), 0.001, 0.1),
-    Operation("kl", ("(F.softmax({x}, dim=-1) * (F.log_softmax({x}, dim=-1) - F.log_softmax({y}, dim=-1))).sum(dim=-1).mean()", "F.kl_div(F.log_softmax({x}, dim=-1), F.softmax({y}, dim=-1), reduction='batchmean')")),
+    Operation(
+        "kl",
+        (
+            "(F.softmax({x}, dim=-1) * (F.log_softmax({x}, dim=-1) - F.log_softmax({y}, dim=-1))).sum(dim=-1).mean()",
+            "F.kl_div(F.log_softmax({x}, dim=-1), F.softmax({y}, dim=-1), reduction='batchmean')",
+        ),
+    ),
     Operation("soft_ce", ("-(F.softmax({y}, dim=-1) * F.log_softmax({x}, dim=-1)).sum(dim=-1).mean()",)),
     Operation("cosine_loss", ("(1 - F.cosine_similarity({x}, {y}, dim=-1)).mean()",)),
     Operation("log_cosh", ("torch.log(torch.cosh(({x} - {y}).clamp(-20, 20))).mean()",), weight=0.5),
     Operation("gauss_nll", ("(0.5 * torch.exp(-{y}) * {x} ** 2 + 0.5 * {y}).mean()",), weight=0.6),
-)  # fmt: skip
+)
 
 
 def loss(writer: Writer) -> list[Value]:
@@ -294,6 +302,14 @@ def loss(writer: Writer) -> list[Value]:
         result = writer.apply(total, error, shape=())
     return [writer.chain(result, rng.choice((0, 0, 0, 1)))]
 
+
+def long_chain(writer: Writer) -> list[Value]:
+    """Return a chain two operations longer than any that is trained on: for measuring only."""
+    return [mixed_chain(writer, writer.owned(writer.input((writer.rows(), writer.width()))), 12)]
+
+
+MEASURED_ONLY: dict[str, Family] = {"long-chain": long_chain}
+"""Families that no training set draws from unless asked by name."""
 
 FAMILIES: dict[str, Family] = {
     "pointwise": pointwise,

@@ -78,3 +78,27 @@ class CheckpointGuard(TrainerCallback):  # type: ignore[misc]
         """Mark what was saved."""
         if state.is_world_process_zero:
             self._folder.mark_complete(state.global_step, self._config)
+
+
+class WallClock(TrainerCallback):  # type: ignore[misc]
+    """Ends a run after the step in which its time is over; a checkpoint is saved, and the same command goes on."""
+
+    def __init__(self, minutes: float) -> None:
+        self._seconds = 60 * minutes
+        self._begun = time.monotonic()
+
+    def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
+        """Stop when it is time."""
+        if self._seconds and time.monotonic() - self._begun > self._seconds:
+            control.should_training_stop = True
+            control.should_save = bool(args.save_strategy != "no")
+
+
+def standard_callbacks(folder: RunFolder, report: Report, config: TrainConfig) -> list[TrainerCallback]:
+    """Return what watches over every run: metrics, finite gradients, room for checkpoints, the clock."""
+    return [
+        MetricsWriter(folder, report),
+        FiniteGradients(),
+        CheckpointGuard(folder, config),
+        WallClock(config.run.minutes),
+    ]

@@ -105,7 +105,7 @@ class PairSource:
             order = {"plan": asdict(stream_plan(self._section, self._seed)), "worker": number}
             order |= {"workers": self._section.workers, "tokenizer": str(self._path), "context": self._context}
             command = [sys.executable, "-m", "drk.training.pair_writer", json.dumps(order)]
-            writer = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)  # noqa: S603
+            writer = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
             threading.Thread(target=self._read_from, args=(writer,), daemon=True).start()
             self._writers.append(writer)
 

@@ -1,4 +1,4 @@
-"""Question and answer in bulk: generated tasks, the teacher's answers, and conversations with wrong or lazy first turns.
+"""Question and answer in bulk: generated tasks, the teacher's answers, conversations with wrong or lazy first turns.
 
 A :class:`Pair` is the conversation that a rollout would show (``prompt.templates = "bare"``) and the file that answers
 it. About half are one turn; the others begin with a faulty or a lazy candidate and its verdict (from templates, see
@@ -66,7 +66,7 @@ class StreamPlan:
 
 
 class PairStream:
-    """An endless, repeatable stream of pairs: part ``worker`` of ``workers``. ``left_out`` counts what was not taught."""
+    """An endless, repeatable stream of pairs: part ``worker`` of ``workers``. ``left_out`` counts untaught ones."""
 
     def __init__(self, plan: StreamPlan, *, worker: int = 0, workers: int = 1) -> None:
         self._plan = plan

@@ -33,7 +33,7 @@ from drk.training.backends import PolicyBackend, WaveBackend
 from drk.training.config import GymSection, TrainConfig
 from drk.training.dataset import read_tasks
 from drk.training.errors import OptionError
-from drk.training.guards import CheckpointGuard, FiniteGradients, MetricsWriter, Report
+from drk.training.guards import Report, standard_callbacks
 from drk.training.policy import load_policy, lora_settings, make_tiny
 from drk.training.prompting import Prompter, PromptSettings, stop_ids
 from drk.training.rollout import Clock, Collector, RolloutItem, Trajectory
@@ -294,7 +294,7 @@ def _train(
         train_dataset=rows,
         processing_class=tokenizer,
         peft_config=lora_settings(config.model),
-        callbacks=[MetricsWriter(folder, report), FiniteGradients(), CheckpointGuard(folder, config)],
+        callbacks=standard_callbacks(folder, report, config),
     )
     trainer.remove_callback(PrinterCallback)
     if config.run.validate_every and folder.main:

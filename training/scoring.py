@@ -14,13 +14,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from drk.assistant.answer_parser import missing_candidate, missing_reason, missing_verdict, parse_answer
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.errors import HostError
-from drk.gym.reward import NotRewardable, RewardOptions, dishonest, earned, measured_speedup, reward_parts
+from drk.gym.reward import NotRewardable, RewardOptions, RewardParts, dishonest, earned, measured_speedup, reward_parts
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.wire import candidate_id, task_id
 from drk.training.config import GymSection, RewardSection
@@ -56,17 +56,31 @@ def score(verdict: Verdict, section: RewardSection) -> Score:
         NotRewardable: the fault is ours, or the evidence is lacking.
     """
     options = RewardOptions(cap=section.cap, floor=section.floor, bound=section.bound, proxy=section.proxy)
-    parts = reward_parts(verdict, form=section.form, baseline=section.baseline, options=options)
+    paid = _as_honest(verdict) if section.pay_dishonest else verdict
+    parts = reward_parts(paid, form=section.form, baseline=section.baseline, options=options)
     right = earned(verdict)
     speed = measured_speedup(verdict, section.baseline, bound=section.bound) if right else None
     cover = verdict.coverage if verdict.evidence == "gpu" else None
     return Score(
-        reward=parts.total,
+        reward=parts.total if section.pay_coverage else _without_coverage(parts, section),
         correct=right,
         hacked=dishonest(verdict),
         coverage=math.nan if cover is None else cover,
         speedup=math.nan if speed is None else speed,
     )
+
+
+def _as_honest(verdict: Verdict) -> Verdict:
+    """Return what a gym without honesty checks would have said: flags gone, a right result accepted."""
+    if not (verdict.correct and dishonest(verdict)):
+        return verdict
+    return replace(verdict, status="accepted", honest=None, flags=())
+
+
+def _without_coverage(parts: RewardParts, section: RewardSection) -> float:
+    """Return the reward less what coverage adds in this form."""
+    weight = {"paper": 1.0, "recipe": 0.5, "weighted": 0.5, "ladder": 0.0}[section.form]
+    return parts.total - weight * parts.coverage
 
 
 def read_answer(text: str, *, cut: bool, mark: str) -> Candidate:

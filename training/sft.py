@@ -25,7 +25,7 @@ from drk.assistant.llm.messages import Message
 from drk.training.config import TrainConfig
 from drk.training.dataset import Demonstration, read_demonstrations
 from drk.training.errors import OptionError
-from drk.training.guards import CheckpointGuard, FiniteGradients, MetricsWriter, Report
+from drk.training.guards import Report, standard_callbacks
 from drk.training.policy import load_policy, lora_settings
 from drk.training.prompting import Prompter, PromptSettings, PromptTooLong, answer_text, encode_chat
 from drk.training.rl import Trained, run_trainer
@@ -140,7 +140,7 @@ def train_sft(config: TrainConfig, report: Report) -> Trained:
             train_dataset=datasets.Dataset.from_list([as_record(row) for row in rows]),
             processing_class=tokenizer,
             peft_config=lora_settings(config.model),
-            callbacks=[MetricsWriter(folder, report), FiniteGradients(), CheckpointGuard(folder, config)],
+            callbacks=standard_callbacks(folder, report, config),
         )
         trainer.remove_callback(PrinterCallback)
         return run_trainer(trainer, folder)

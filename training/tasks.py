@@ -77,11 +77,12 @@ def draw_dressed(family: str, seed: int, dress: Dress, *, rows: int, number: int
     Raises:
         OptionError: no such family.
     """
-    if family not in FAMILIES:
-        raise OptionError(f"unknown family {family!r}", help=f"one of {', '.join(FAMILIES)}")
+    known = FAMILIES | plain_families.MEASURED_ONLY
+    if family not in known:
+        raise OptionError(f"unknown family {family!r}", help=f"one of {', '.join(known)}")
     writer = Writer(random.Random(f"{family}:{seed}"), dress, small=rows > 0)
-    results = FAMILIES[family](writer)
-    if rows and writer.inputs[0].shape and family in ("pointwise", "dag", "reduction", "row", "loss"):
+    results = known[family](writer)
+    if rows and writer.inputs[0].shape and family in ("pointwise", "dag", "long-chain", "reduction", "row", "loss"):
         _set_rows(writer, rows)
     source, target = module_text(writer, results)
     init: tuple[Argument, ...] = tuple(Scalar(value) for _, value in writer.arguments) if writer.setup else ()

@@ -1,0 +1,248 @@
+"""The nano model's study, step by step: data, SFT from nothing, RL arms, evaluation, test-time scaling, model card.
+
+    python tests/benchmarks/bench_nano.py data  --out nano [--shards 16] [--workers 16]
+    python tests/benchmarks/bench_nano.py sft   --out nano [--minutes 5] [--workers 14]
+    python tests/benchmarks/bench_nano.py rl    --out nano --arm trloo|grpo|no-pr|no-mrs|no-honesty --seed 0
+    python tests/benchmarks/bench_nano.py eval  --out nano [--model FOLDER] [--samples 1] [--temperature 0]
+    python tests/benchmarks/bench_nano.py stts  --out nano [--model FOLDER] [--turns 12]
+    python tests/benchmarks/bench_nano.py card  --out nano
+
+Every step writes its figures to OUT/results/NAME.json and may be run again: what is complete is not done twice, and
+training goes on at its last whole checkpoint. ``--minutes`` ends a step by the clock. All arms start from the same SFT
+checkpoint (OUT/sft/final). ``--dry-run`` uses tiny sizes and the interpreter: the path, not the figures. Without a GPU
+speeds are not measured and say so (null). Needs the ``train`` extra.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from drk.training.config import TrainConfig, load_config
+from drk.training.evaluate_policy import file_tasks, measure
+from drk.training.model_card import write_card
+from drk.training.pair_source import document_of
+from drk.training.pairs import StreamPlan, read_pairs, write_shard
+from drk.training.rl import train_rl
+from drk.training.scratch import pair_tokenizer, train_scratch
+from drk.training.tasks import draw_tasks
+from drk.training.train_command import quiet_libraries
+
+HANDWRITTEN = Path(__file__).parents[1] / "fixtures" / "handwritten"
+FAMILIES = ("pointwise", "dag", "reduction", "row", "gated", "loss", "linear", "norm", "residual", "modulate")
+"""What reinforcement trains on: families whose reference is not dominated by the library's own kernels."""
+ARMS: dict[str, dict[str, Any]] = {
+    "trloo": {},
+    "grpo": {"advantage.estimator": "grpo"},
+    "no-pr": {"reward.pay_coverage": False, "rejection.prs": "off"},
+    "no-mrs": {"rejection.mrs": False},
+    "no-honesty": {"reward.pay_dishonest": True},
+}
+TINY: dict[str, Any] = {
+    "model.context_tokens": 1024, "scratch.layers": 2, "scratch.width": 64, "scratch.heads": 2, "scratch.hidden": 128,
+    "scratch.batch_tokens": 4096, "scratch.families": ["pointwise"], "scratch.rows": 8, "scratch.held_out_pairs": 2,
+    "scratch.warmup_steps": 2, "scratch.compile": False, "run.min_free_gb": 0.1,
+}  # fmt: skip
+
+
+def settings(options: argparse.Namespace, values: dict[str, Any]) -> TrainConfig:
+    """Return the recipe ``nano`` with this study's values, and tiny ones in a dry run."""
+    gpu = torch.cuda.is_available() and not options.dry_run
+    base: dict[str, Any] = {
+        "gym.device": "auto" if gpu else "interpret", "gym.timing": gpu, "gym.parallel": 12 if gpu else 2,
+        "gym.seeds": 2 if gpu else 1, "reward.proxy": not gpu, "run.seed": options.seed,
+        "rollout.max_new_tokens": 8 if options.dry_run else 768,
+    }  # fmt: skip
+    chosen = base | (TINY if options.dry_run else {}) | values
+    return load_config("nano", [f"{name}={json.dumps(value)}" for name, value in chosen.items()])
+
+
+def keep(options: argparse.Namespace, name: str, facts: dict[str, Any]) -> dict[str, Any]:
+    """Write a step's figures and return them."""
+    path = options.out / "results" / f"{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    whole = {"step": name, "dry_run": options.dry_run, "device": device, "torch": torch.__version__, **facts}
+    path.write_text(json.dumps(_plain(whole), indent=1) + "\n")
+    return whole
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, dict):
+        return {str(key): _plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def data(options: argparse.Namespace) -> dict[str, Any]:
+    """Write shards and the tokenizer."""
+    from concurrent.futures import ProcessPoolExecutor
+    from multiprocessing import get_context
+
+    begun, folder = time.monotonic(), options.out / "pairs"
+    plan = (
+        StreamPlan(("pointwise",), 0, 8, dresses=4, reservoir=2) if options.dry_run else StreamPlan(seed=options.seed)
+    )
+    shards, size = (1, 24) if options.dry_run else (options.shards, 512)
+    if options.dry_run:
+        write_shard(folder, plan, worker=0, workers=1, pairs=size)
+    else:
+        with ProcessPoolExecutor(options.workers, mp_context=get_context("spawn")) as pool:
+            jobs = [pool.submit(write_shard, folder, plan, worker=i, workers=shards, pairs=size) for i in range(shards)]
+            for job in jobs:
+                job.result()
+    seconds = time.monotonic() - begun
+    pairs = list(read_pairs(folder))
+    vocabulary, phrases = (1024, 200) if options.dry_run else (4096, 1024)
+    tokenizer = pair_tokenizer(pairs, vocabulary=vocabulary, phrases=phrases, context_tokens=2048)
+    tokenizer.save_pretrained(options.out / "tokenizer")
+    found = (document_of(pair, tokenizer, context=10**9) for pair in pairs[:1024])
+    lengths = sorted(len(one.ids) for one in found if one is not None)
+    facts = {"pairs": len(pairs), "seconds": seconds, "pairs_per_s": len(pairs) / max(seconds, 1e-9)}
+    facts |= {"compositions": len({pair.signature for pair in pairs}), "vocabulary": len(tokenizer)}
+    shares = {"lazy_share": sum(pair.lazy for pair in pairs) / len(pairs), "tokens_p50": lengths[len(lengths) // 2]}
+    return keep(options, "data", facts | shares)
+
+
+def sft(options: argparse.Namespace) -> dict[str, Any]:
+    """Train from nothing on the shards, and on pairs written meanwhile."""
+    values = {
+        "run.output_dir": str(options.out / "sft"), "run.steps": 2 if options.dry_run else options.steps,
+        "run.save_every": 1 if options.dry_run else 500, "scratch.tokenizer": str(options.out / "tokenizer"),
+        "scratch.pairs": str(options.out / "pairs"), "scratch.workers": 0 if options.dry_run else options.workers,
+        "scratch.minutes": 0.0 if options.dry_run else options.minutes,
+        "model.dtype": "bfloat16" if torch.cuda.is_available() and not options.dry_run else "float32",
+    }  # fmt: skip
+    steps: list[dict[str, float]] = []
+    begun = time.monotonic()
+    done = train_scratch(settings(options, values), lambda _, numbers: steps.append(numbers))
+    facts = done.facts() | {"seconds": time.monotonic() - begun, "last": steps[-1] if steps else {}}
+    return keep(options, "sft", facts)
+
+
+def rl(options: argparse.Namespace) -> dict[str, Any]:
+    """Train one arm from the SFT checkpoint."""
+    name = f"rl-{options.arm}-{options.seed}"
+    tiny = options.dry_run
+    values = {
+        "run.output_dir": str(options.out / name), "run.steps": 1 if tiny else options.steps,
+        "run.minutes": options.minutes, "run.save_every": 1 if tiny else 5, "run.validate_every": 0,
+        "model.path": str(options.model or options.out / "sft" / "final"), "tasks.families": list(FAMILIES),
+        "tasks.count": 2 if tiny else 256, "tasks.rows": 8 if tiny else 0, "tasks.held_out": 0,
+        "rollout.prompts_per_step": 1 if tiny else 8, "rollout.samples_per_prompt": 2 if tiny else 8,
+        "rollout.turns": 1 if tiny else options.turns, "optimizer.micro_batches": 1 if tiny else 4,
+        "optimizer.learning_rate": 2e-5, "rollout.empty_attempts": 1 if tiny else 3,
+        **ARMS[options.arm],
+    }  # fmt: skip
+    if tiny:
+        values["tasks.families"] = ["pointwise"]
+    steps: list[dict[str, float]] = []
+    begun = time.monotonic()
+    done = train_rl(settings(options, values), lambda _, numbers: steps.append(numbers))
+    curve = [{key: one.get(key) for key in CURVES if key in one} for one in steps]
+    facts = {"arm": options.arm, "seed": options.seed, "seconds": time.monotonic() - begun, "curve": curve}
+    return keep(options, name, done.facts() | facts)
+
+
+CURVES = (
+    "reward/mean", "correct/turn_1", "correct/turn_3", "keep/all", "keep/mrs", "keep/prs", "hack_rate/turn_1",
+    "coverage/mean", "speedup/mean", "entropy", "grad_norm", "loss",
+)  # fmt: skip
+
+
+def _sets(options: argparse.Namespace) -> dict[str, Any]:
+    rows, count = (8, 1) if options.dry_run else (0, options.count)
+    families = ("pointwise",) if options.dry_run else ()
+    drawn = {
+        "in-distribution": draw_tasks(count, families=families, seed=9001, rows=rows),
+        "held-out": draw_tasks(count, families=families, seed=9002, rows=rows, split="held-out"),
+        "long-chain": draw_tasks(count, families=("long-chain",), seed=9003, rows=rows),
+    }
+    sets: dict[str, Any] = {name: [one.task for one in tasks] for name, tasks in drawn.items()}
+    written = file_tasks(HANDWRITTEN)
+    sets["handwritten"] = written[:1] if options.dry_run else written
+    return sets
+
+
+def evaluate(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure a checkpoint on tasks like those trained on, on held-out ones, on longer ones, on hand-written ones."""
+    model = options.model or options.out / "sft" / "final"
+    turns = 1 if options.dry_run else options.turns
+    config = settings(options, {"model.path": str(model), "rollout.turns": turns, "run.output_dir": str(options.out)})
+    begun = time.monotonic()
+    found = measure(
+        config, _sets(options), samples=options.samples, temperature=options.temperature, minutes=options.minutes
+    )
+    label = options.label or model.parent.name
+    by_set = {name: one.figures for name, one in found.items()}
+    rows = {name: [_row(one) for one in found[name].trajectories] for name in found}
+    facts = {"model": str(model), "samples": options.samples, "temperature": options.temperature, "sets": by_set}
+    return keep(options, f"eval-{label}", facts | {"seconds": time.monotonic() - begun, "rows": rows})
+
+
+def _row(one: Any) -> dict[str, Any]:
+    turns = [{"correct": t.score.correct, "speedup": t.score.speedup, "hacked": t.score.hacked} for t in one.turns]
+    return {"task": one.item.task.name, "ending": one.ending, "turns": turns}
+
+
+def stts(options: argparse.Namespace) -> dict[str, Any]:
+    """Measure 1 to ``turns`` turns on the hand-written set, by each policy of history."""
+    model = options.model or options.out / "sft" / "final"
+    sets = {"handwritten": _sets(options)["handwritten"]}
+    found = {}
+    for policy in ("append-all", "top-w"):
+        values = {"model.path": str(model), "prompt.policy": policy, "run.output_dir": str(options.out)}
+        config = settings(options, values | {"rollout.turns": 2 if options.dry_run else options.turns})
+        part = measure(config, sets, temperature=options.temperature or 1.0, minutes=options.minutes)
+        found[policy] = {name: one.figures for name, one in part.items()}
+    return keep(options, f"stts-{options.label or model.parent.name}", {"model": str(model), "policies": found})
+
+
+def card(options: argparse.Namespace) -> dict[str, Any]:
+    """Write the model card from the results."""
+    path = write_card(options.out / "results", options.out / "README.md")
+    return {"card": str(path)}
+
+
+STEPS = {"data": data, "sft": sft, "rl": rl, "eval": evaluate, "stts": stts, "card": card}
+
+
+def parse() -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(description="The nano model's study.")
+    parser.add_argument("step", choices=list(STEPS))
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--model", type=Path, help="A checkpoint's folder (default: OUT/sft/final).")
+    parser.add_argument("--label", default="", help="Names the result of eval and stts.")
+    parser.add_argument("--arm", choices=list(ARMS), default="trloo")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--minutes", type=float, default=0.0, help="Ends the step by the clock.")
+    parser.add_argument("--steps", type=int, default=6000, help="Optimizer steps at most.")
+    parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--shards", type=int, default=16)
+    parser.add_argument("--count", type=int, default=64, help="Generated tasks in each set of eval.")
+    parser.add_argument("--turns", type=int, default=3)
+    parser.add_argument("--samples", type=int, default=1)
+    parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--dry-run", action="store_true")
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Run one step and print its figures."""
+    options = parse()
+    with quiet_libraries():
+        facts = STEPS[options.step](options)
+    facts = {key: value for key, value in facts.items() if key not in ("rows", "curve")}
+    print(json.dumps(_plain(facts), indent=1))
+
+
+if __name__ == "__main__":
+    main()
