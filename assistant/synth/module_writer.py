@@ -36,14 +36,16 @@ class Step:
     kernel: KernelText | None = None
 
 
-def write_module(graph: Graph, steps: Sequence[Step], names: Mapping[str, str], summary: str) -> str:
-    """Return the source of the candidate.
+def write_module(
+    graph: Graph, steps: Sequence[Step], names: Mapping[str, str], summary: str, *, exact_shapes: bool = False
+) -> str:
+    """Return the source of the candidate; with ``exact_shapes`` it refuses inputs of other shapes than the captured.
 
     Raises:
         UnsupportedGraph: see the module's docstring.
     """
     kernels = [step.kernel for step in steps if step.kernel is not None]
-    forward = _forward(graph, steps, names)
+    forward = _forward(graph, steps, names, exact_shapes=exact_shapes)
     functions = closure(kernel.kernel for kernel in kernels)
     head = [f'"""{summary}"""', "", "import torch"]
     head += ["import torch.nn.functional as F"] if "F." in forward else []
@@ -170,11 +172,13 @@ def attribute(path: str, text: str = "self") -> str:
 # --- forward -------------------------------------------------------------------------------------------------
 
 
-def _forward(graph: Graph, steps: Sequence[Step], names: Mapping[str, str]) -> str:
+def _forward(graph: Graph, steps: Sequence[Step], names: Mapping[str, str], *, exact_shapes: bool) -> str:
     metas = graph.metas()
     used = {name for step in steps for node in step.nodes for name in node.inputs()}
     lines = [line for parameter in graph.signature for line in _checks(parameter)]
     tensors = [item for item in graph.placeholders if item.kind == "input"]
+    if exact_shapes:
+        lines += [line for item in tensors for line in _shape_check(item)]
     for item in tensors:
         if item.path != names[item.name] and item.name in used:
             lines.append(f"{names[item.name]} = {item.path}")
@@ -234,6 +238,11 @@ def _checks(parameter: Parameter) -> list[str]:
     test = f"{parameter.name} {operator} {text}"
     message = repr(f"{parameter.name} was {text} when these kernels were made")
     return [f"if {test}:", f"    raise ValueError({message})"]
+
+
+def _shape_check(item: Placeholder) -> list[str]:
+    message = repr(f"these kernels were made for {item.path} of shape {item.meta.shape}")
+    return [f"if {item.path}.shape != {item.meta.shape!r}:", f"    raise ValueError({message})"]
 
 
 def _structure(value: Any, names: Mapping[str, str]) -> str:

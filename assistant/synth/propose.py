@@ -3,7 +3,8 @@
 Each variant is a set of planner rules, a tile for the matrix products and a block for the other kernels. Their order is
 a preference: float32 products go to tf32x3 kernels first, narrower ones to the library first, then other tiles. What
 the preference cannot know the loop measures. With verdicts in ``history`` candidates that were tried are skipped, and
-further variants leave out what the faulty line belongs to.
+further variants leave out what the faulty line belongs to; where one was wrong at a shape that the task does not show
+(a number in it was a size, and could not be told from another), further ones refuse other shapes.
 
 Left out: shapes beyond the captured one; the emitted code itself reads sizes at run time.
 """
@@ -46,6 +47,7 @@ class Variant:
     tile_rank: int = 0
     block: Block = BLOCKS[0]
     channels_last: bool = False
+    exact_shapes: bool = False
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
         steps.append(Step(group.nodes, kernel))
     kernels = tuple(step.kernel for step in steps if step.kernel is not None)
     summary = _summary(kernels, variant)
-    return Compiled(write_module(rewritten, steps, names, summary), kernels, tuple(regions), variant.note)
+    source = write_module(rewritten, steps, names, summary, exact_shapes=variant.exact_shapes)
+    return Compiled(source, kernels, tuple(regions), variant.note)
 
 
 def _attention(
@@ -187,7 +190,8 @@ class BuiltinProposer:
         again = (
             [replace(item, rules=replace(item.rules, excluded=blamed)) for item in variants(graph)] if blamed else []
         )
-        for variant in [*variants(graph), *again]:
+        first = [replace(item, exact_shapes=True) for item in variants(graph)] if wrong_elsewhere(history) else []
+        for variant in [*first, *variants(graph), *again]:
             try:
                 compiled = compile_graph(graph, variant, multiprocessors=multiprocessors)
             except UnsupportedGraph:
@@ -200,6 +204,12 @@ class BuiltinProposer:
             if len(found) >= limit:
                 break
         return found
+
+
+def wrong_elsewhere(history: Sequence[Any]) -> bool:
+    """Say whether a candidate was right at the task's shapes and wrong at another."""
+    verdicts = [turn.verdict for turn in history if getattr(turn, "verdict", None) is not None]
+    return any(flag.kind == "shape-wrong" for verdict in verdicts for flag in getattr(verdict, "flags", ()))
 
 
 def blamed_nodes(graph: Graph, history: Sequence[Any], multiprocessors: int = 132) -> frozenset[str]:

@@ -1,5 +1,6 @@
 """The proposer: order, determinism, history, and end to end on the shipped examples' structure."""
 
+import ast
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ from torch import nn
 
 from drk.assistant.synth import BuiltinProposer
 from drk.assistant.synth.propose import blamed_nodes, compile_graph, variants
-from drk.gym.schema import Failure
+from drk.gym.schema import Failure, Flag
 
 
 @pytest.fixture(scope="module")
@@ -81,6 +82,17 @@ def test_a_kernel_that_failed_is_left_to_torch(mlp):
     assert "rsqrt" in blamed
     sources = [item.source for item in proposer.propose(mlp, history=history, limit=50)]
     assert any("rms_norm_kernel" not in source and "linear_silu_mul_kernel" in source for source in sources)
+
+
+def test_after_a_wrong_answer_at_another_shape_other_shapes_are_refused(mlp):
+    proposer = BuiltinProposer()
+    first = proposer.propose(mlp, limit=1)[0]
+    verdict = SimpleNamespace(error=None, flags=(Flag("shape-wrong", "shape", "fraud", "wrong at (48, 64)"),))
+    again = proposer.propose(mlp, history=[SimpleNamespace(candidate=first, verdict=verdict)], limit=1)[0]
+    shape = next(item.meta.shape for item in mlp.placeholders if item.kind == "input")
+    assert f"if x.shape != {shape}:\n            raise ValueError('these kernels were made for x" in again.source
+    assert "raise ValueError('these kernels" not in first.source
+    ast.parse(again.source)
 
 
 def test_nothing_to_fuse_gives_nothing(graph_of):
