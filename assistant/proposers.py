@@ -1,8 +1,8 @@
 """Proposers behind one interface: given task, graph, hardware and history, they give candidates.
 
 The loop cannot tell them apart. Found by name: ``builtin`` (the fusion compiler of :mod:`drk.assistant.synth`),
-``openai:NAME``, ``vllm:FOLDER`` and ``transformers:FOLDER`` (language models, :mod:`drk.assistant.llm`), and
-``replay:PATH`` (recorded candidates or answers). ``ordered`` says whether what one call returns stands in order of
+``openai:NAME``, ``vllm:FOLDER`` and ``transformers:FOLDER`` (language models, :mod:`drk.assistant.llm`),
+``nano`` (this project's small one), and ``replay:PATH`` (recorded candidates or answers). ``ordered`` says whether what one call returns stands in order of
 expected gain: without a GPU nothing else tells accepted candidates apart, so the search may stop at the first one.
 
 A proposer is deterministic where it can be, keeps nothing between calls, and reads the history instead: a resumed run
@@ -148,8 +148,8 @@ def _replay(argument: str) -> Proposer:
 
 PROPOSERS: Mapping[str, Callable[[str], Proposer]] = {"builtin": _builtin, "replay": _replay}
 """Makers by name; each is given what stands behind the colon."""
-MODELS = ("openai", "vllm", "transformers")
-"""Names of language models; what stands behind the colon is the model's name, or a checkpoint's folder."""
+MODELS = ("openai", "vllm", "transformers", "nano")
+"""Names of language models; what stands behind the colon is the model's name, or a checkpoint's folder (nano: none)."""
 
 
 def make_proposer(name: str, settings: ModelSettings | None = None) -> Proposer:

@@ -34,7 +34,8 @@ CARD = """\
 
 A causal language model (Qwen3's shape, from nothing) that reads a PyTorch module and writes the file of a Triton
 replacement, `ModelNew`. It is a learned translator for the grammar of `drk data tasks` and what lies near it, not a
-general writer of kernels. Every answer must be judged by the gym before it is used; `drk optimize --model nano` does so.
+general writer of kernels. Every answer must be judged by the gym before it is used;
+`drk optimize --model nano` does so.
 
 ## Data
 
@@ -46,7 +47,8 @@ benchmark is in it. The hand-written test set was never seen by the generator.
 
 ## Training
 
-SFT: {{ sft.get("steps", "not recorded") }} steps in {{ "%.0f" % sft["seconds"] if "seconds" in sft else "not recorded" }} s.
+SFT: {{ sft.get("steps", "not recorded") }} steps in
+{{ "%.0f" % sft["seconds"] if "seconds" in sft else "not recorded" }} s.
 {% for arm in arms %}
 RL `{{ arm["arm"] }}`, seed {{ arm["seed"] }}: {{ arm["steps"] }} steps in {{ "%.0f" % arm["seconds"] }} s.
 {% else %}

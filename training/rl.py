@@ -34,6 +34,7 @@ from drk.training.config import GymSection, TrainConfig
 from drk.training.dataset import read_tasks
 from drk.training.errors import OptionError
 from drk.training.guards import Report, standard_callbacks
+from drk.training.model_facts import write_model_facts
 from drk.training.policy import load_policy, lora_settings, make_tiny
 from drk.training.prompting import Prompter, PromptSettings, stop_ids
 from drk.training.rollout import Clock, Collector, RolloutItem, Trajectory
@@ -302,7 +303,10 @@ def _train(
         trainer.add_callback(
             Validation(held_out, lambda items, *, seed: session.collect(collector, items, seed=seed), config, folder)
         )
-    return run_trainer(trainer, folder)
+    done = run_trainer(trainer, folder)
+    if folder.main:
+        write_model_facts(done.final, config)
+    return done
 
 
 def make_backend(config: TrainConfig, stops: frozenset[int], pad_id: int, trainer: Callable[[], Any]) -> PolicyBackend:

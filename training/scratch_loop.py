@@ -24,6 +24,7 @@ import transformers
 from drk.training.config import TrainConfig
 from drk.training.errors import TrainingError
 from drk.training.guards import Report
+from drk.training.model_facts import write_model_facts
 from drk.training.packing import (
     Attention,
     Batch,
@@ -212,6 +213,7 @@ class PackedTrainer:
         self.model.save_pretrained(path)
         self.model.config._attn_implementation = name
         self.tokenizer.save_pretrained(path)
+        write_model_facts(path, self.config)
 
     def save_checkpoint(self) -> None:
         """Write a whole checkpoint and forget old ones."""

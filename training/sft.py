@@ -26,6 +26,7 @@ from drk.training.config import TrainConfig
 from drk.training.dataset import Demonstration, read_demonstrations
 from drk.training.errors import OptionError
 from drk.training.guards import Report, standard_callbacks
+from drk.training.model_facts import write_model_facts
 from drk.training.policy import load_policy, lora_settings
 from drk.training.prompting import Prompter, PromptSettings, PromptTooLong, answer_text, encode_chat
 from drk.training.rl import Trained, run_trainer
@@ -143,7 +144,9 @@ def train_sft(config: TrainConfig, report: Report) -> Trained:
             callbacks=standard_callbacks(folder, report, config),
         )
         trainer.remove_callback(PrinterCallback)
-        return run_trainer(trainer, folder)
+        done = run_trainer(trainer, folder)
+        write_model_facts(done.final, config)
+        return done
 
 
 def sft_arguments(config: TrainConfig, folder: RunFolder) -> Any:

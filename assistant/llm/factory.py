@@ -1,13 +1,24 @@
 """From a name to a language model's proposer: ``openai:NAME``, ``vllm:FOLDER``, ``transformers:FOLDER``, or a folder.
 
+``nano`` is the small model of this project: a folder beside the training package, or one in the user's data folder.
+A checkpoint made here says in ``drk_model.json`` how it wants to be asked (templates, context, length of answers);
+settings that the user left alone follow it.
+
 Everything that can be known without asking anyone is checked here: the extra, the key, the checkpoint's folder, the
 settings. What needs the endpoint is checked by the proposer's ``start``.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import platformdirs
+
 from drk.assistant.errors import UsageError
-from drk.assistant.llm.messages import Backend
+from drk.assistant.llm.messages import Backend, ModelFault
 from drk.assistant.llm.model_settings import ModelSettings
 from drk.assistant.llm.openai_backend import OpenAIBackend
 from drk.assistant.llm.proposer import LanguageModelProposer
@@ -15,6 +26,57 @@ from drk.assistant.llm.transformers_backend import TransformersBackend
 from drk.assistant.llm.vllm_server import VllmBackend
 from drk.assistant.prompts import Prompts
 from drk.assistant.proposers import MODELS
+
+NANO = "nano"
+FACTS = "drk_model.json"
+
+
+def nano_folder() -> Path:
+    """Return the folder of the nano model.
+
+    Raises:
+        ModelFault: it is not on this machine.
+    """
+    places = nano_places()
+    for place in places:
+        if (place / "config.json").is_file():
+            return place
+    raise ModelFault(
+        "the nano model is not on this machine",
+        cause="no checkpoint in " + " or ".join(map(str, places)),
+        help="put its folder there, or name it: --model transformers:FOLDER; --model builtin needs no model",
+    )
+
+
+def nano_places() -> tuple[Path, ...]:
+    """Return where the nano model may lie: beside the training package, then in the user's data folder."""
+    spec = importlib.util.find_spec("drk.training")
+    beside = [Path(one) / NANO for one in (spec.submodule_search_locations or ())] if spec is not None else []
+    return (*beside, Path(platformdirs.user_data_dir("drk")) / "models" / NANO)
+
+
+def fitted(settings: ModelSettings, name: str) -> ModelSettings:
+    """Return ``settings`` with what the checkpoint in ``name`` asks for, where the user left the defaults alone.
+
+    Raises:
+        ModelFault: what it asks for cannot be read.
+    """
+    head, _, argument = name.partition(":")
+    folder = Path(argument if head in ("transformers", "vllm") else name)
+    path, usual = folder / FACTS, ModelSettings()
+    if head == "openai" or not path.is_file():
+        return settings
+    try:
+        facts = json.loads(path.read_text(encoding="utf-8"))
+        wanted = {
+            "templates": (folder / facts["templates"]).resolve() if facts.get("templates") else None,
+            "context_tokens": int(facts["context_tokens"]),
+            "max_tokens": int(facts["max_tokens"]),
+        }
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ModelFault(f"{path} cannot be read", cause=repr(error)) from error
+    changes = {key: value for key, value in wanted.items() if getattr(settings, key) == getattr(usual, key)}
+    return replace(settings, **changes)
 
 
 def make_model(name: str, settings: ModelSettings | None = None) -> LanguageModelProposer:
@@ -24,7 +86,8 @@ def make_model(name: str, settings: ModelSettings | None = None) -> LanguageMode
         UsageError: nothing stands behind the colon, or a setting cannot be used.
         ModelFault: no key, no extra, or no checkpoint.
     """
-    settings = (settings or ModelSettings()).checked()
+    name = f"transformers:{nano_folder()}" if name == NANO else name
+    settings = fitted(settings or ModelSettings(), name).checked()
     return LanguageModelProposer(make_backend(name, settings), settings, Prompts(settings.templates))
 
 
