@@ -20,6 +20,7 @@ from drk.assistant.report_verdict import duration_text
 
 MAX_SPANS = 200
 MAX_LABELS = 12
+MAX_SPOTS = 100
 _WIDTH, _HEIGHT = 680, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 56, 24, 14, 40
 _ROW = 18
@@ -129,7 +130,7 @@ def _peaks(roof: Roof) -> list[tuple[str, float]]:
 
 def _spots(report: Report) -> list[_Spot]:
     found = []
-    for number, row in enumerate(report.kernels, start=1):
+    for number, row in enumerate(report.kernels[:MAX_SPOTS], start=1):
         flops, size = row.work.flops, row.work.size_bytes
         if flops is None or size is None or flops.value <= 0 or size.value <= 0 or row.times.total_us <= 0:
             continue

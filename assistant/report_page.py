@@ -63,8 +63,8 @@ class TurnRow:
 class RunReport:
     """What an optimisation says: the answer, the best candidate's evidence, each turn, the change and the code.
 
-    ``verdict`` is the best accepted candidate's, null where there is none. ``diff`` and ``code`` are empty without
-    an artefact, or where sources were left out.
+    ``verdict`` is the best accepted candidate's, null where there is none. ``code`` is its source, ``diff`` the edit
+    of the user's file; both are empty where there is none, or where sources were left out.
     """
 
     name: str

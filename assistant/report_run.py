@@ -43,7 +43,7 @@ def run_report(run: Run) -> RunReport:
         verdict=None if best is None else verdict_from_json(best["verdict"]),
         turns=_turns(run, result),
         diff=_read(run, artefact.get("diff")),
-        code=_read(run, artefact.get("module")) or (str(best["candidate"]["source"]) if best else ""),
+        code=str(best["candidate"]["source"]) if best else "",  # the module is this and the same runtime each time
         explanation=tuple(line.strip() for line in explanation_lines(explanation)) if explanation else (),
         spending=_spending(result.get("spending") or {}),
     )

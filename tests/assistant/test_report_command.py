@@ -6,7 +6,10 @@ from dataclasses import replace
 import pytest
 from report_pages import full_page, gpu_report
 
+from drk.assistant import profile_command
+from drk.assistant.capture_launch import CommandEnd
 from drk.assistant.cli import run
+from drk.assistant.profile_run import Profiled
 from drk.assistant.report_html import report_html
 from drk.assistant.report_page import Page, page_from_html
 from drk.assistant.report_store import save_report
@@ -80,7 +83,7 @@ def test_a_run_is_shown_with_its_change(finished, capsys) -> None:
     assert run(["report", "-o", "page.html"]) == 0
     whole = page_from_html((finished.folder.parents[2] / "page.html").read_text())
     assert whole.run.diff.endswith("import optimized\n")
-    assert whole.run.code == "# the code\n"
+    assert whole.run.code == "x = 1"
     assert whole.run.turns[0].speedup.low == 1.4
     assert whole.run.spending == "3.2 s of GPU time"
 
@@ -146,3 +149,18 @@ def test_a_page_with_everything_reads_back_through_the_command(here, capsys) -> 
     out = capsys.readouterr().out
     assert "before and after" in out
     assert "torch.compile" in out
+
+
+def test_drk_profile_writes_the_page_by_name_and_opens_it(here, capsys, monkeypatch) -> None:
+    """What follows a measurement; measurements themselves are in test_profile_command."""
+    opened = []
+    monkeypatch.setattr("webbrowser.open", lambda url: opened.append(url) or True)
+    path = save_report(here / ".drk" / "profiles", gpu_report())
+    measured = Profiled(gpu_report(), path, CommandEnd(0, "finished"))
+    monkeypatch.setattr(profile_command, "profile_command", lambda *_, **__: measured)
+    assert run(["profile", "--capture", "python train.py", "-o", "page.html", "--open"]) == 0
+    assert page_from_html((here / "page.html").read_text()).report.id == path.stem
+    assert opened == [(here / "page.html").as_uri()]
+    assert run(["profile", "--capture", "python train.py", "--open", "-o", "report.json"]) == 0
+    assert json.loads((here / "report.json").read_text())["schema_version"] == 1
+    assert opened[1:] == [path.with_suffix(".html").as_uri()]
