@@ -13,14 +13,25 @@ import pytest
 from drk.assistant.artefact import SourceFile, build_artefact
 from drk.assistant.check import Check, check_all, checks_json, decide, find_artefacts
 from drk.assistant.check_output import checks_text, github_annotations, junit_xml
-from drk.assistant.check_record import Record, committed_candidate, read_record
+from drk.assistant.check_record import Record, committed_candidate, read_record, record_lines
 from drk.assistant.check_task import committed_task, without_kernels
 from drk.assistant.cli import run
 from drk.assistant.episode import Turn
 from drk.assistant.errors import TargetError, UsageError
 from drk.gym.errors import TaskError
 from drk.gym.graph import graph_from_json
-from drk.gym.schema import Candidate, Flag, Interval, Speedups, Task, Verdict
+from drk.gym.schema import (
+    Call,
+    Candidate,
+    CapturedTensor,
+    Flag,
+    Interval,
+    Nested,
+    Speedups,
+    Task,
+    TensorSpec,
+    Verdict,
+)
 
 HOSTILE = "::error::\x1b[31m]]><x>&%\r\nnext"
 
@@ -99,6 +110,31 @@ def test_the_reference_is_the_users_code_as_it_is_now_without_the_kernels(commit
     (committed.parent / "model.py").unlink()
     with pytest.raises(TargetError, match=r"model\.py, which these kernels were made for"):
         committed_task(committed, read_record(committed.read_text()))
+
+
+def test_a_part_is_judged_as_a_part_of_the_users_module(project, verdicts) -> None:
+    (project / "model.py").write_text(
+        "from torch import nn\nfrom model_kernels import optimized\n\n@optimized\nclass Net(nn.Module):\n"
+        "    def __init__(self):\n        super().__init__()\n        self.act = nn.SiLU()\n"
+        "    def forward(self, x):\n        return self.act(x)\n"
+    )
+    (project / "model_kernels.py").write_text("# Written and verified by drk for parts of Net in model.py\n")
+    part = Task("part", {"model.py": ""}, "model.py", "Net", submodule="act", inputs=Call((TensorSpec((4, 8)),)))
+    lines = record_lines(part, Turn(1, Candidate("x = 1"), verdicts.accepted()))
+    file = project / "model_kernels_1.py"
+    file.write_text("\n".join(["# Written and verified by drk for Net in model.py", *lines]))
+    assert find_artefacts([project]) == [file]
+    task = committed_task(file, read_record(file.read_text()))
+    assert (task.target, task.submodule, task.inputs) == ("Net", "act", part.inputs)
+    assert list(task.files) == ["model.py"]
+    assert "optimized" not in task.files["model.py"]
+
+
+def test_inputs_that_did_not_travel_are_told(verdicts) -> None:
+    task = Task("n", {"m.py": ""}, "m.py", "M", inputs=Call((Nested("list", (CapturedTensor("x"),)),)))
+    with pytest.raises(TargetError) as caught:
+        read_record("\n".join(record_lines(task, Turn(1, Candidate("x = 1"), verdicts.accepted()))))
+    assert caught.value.kind == "record-inputs"
 
 
 def test_only_drks_own_lines_are_taken_out() -> None:
