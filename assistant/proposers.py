@@ -1,9 +1,10 @@
 """Proposers behind one interface: given task, graph, hardware and history, they give candidates.
 
 The loop cannot tell them apart. Found by name: ``builtin`` (the fusion compiler of :mod:`drk.assistant.synth`),
-``openai:NAME``, ``vllm:FOLDER`` and ``transformers:FOLDER`` (language models, :mod:`drk.assistant.llm`),
-``nano`` (this project's small one), and ``replay:PATH`` (recorded candidates or answers). ``ordered`` says whether what one call returns stands in order of
-expected gain: without a GPU nothing else tells accepted candidates apart, so the search may stop at the first one.
+``openai:NAME``, ``vllm:FOLDER`` and ``transformers:FOLDER`` (language models, :mod:`drk.assistant.llm`), ``nano``
+(this project's small one), and ``replay:PATH`` (recorded candidates or answers). ``ordered`` says whether what one call
+returns stands in order of expected gain: without a GPU nothing else tells accepted candidates apart, so the search may
+stop at the first one.
 
 A proposer is deterministic where it can be, keeps nothing between calls, and reads the history instead: a resumed run
 then goes on as the first would have. An empty list means that it has nothing more to offer. Those that hold something

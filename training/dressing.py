@@ -3,7 +3,7 @@
 A :class:`Dress` draws these from a generator of its own, so that the choices of structure (operations, shapes,
 spellings) stay the same under another dress. It records the names and constants that reach a captured graph in the
 order in which they were asked for; :func:`redress` puts those of one dress in the place of those of
-:class:`CanonicalDress`, in the graph's JSON text. One capture (some 80 ms) then serves many texts (some 7 ms each).
+:class:`CanonicalDress`, in the graph's JSON text. One capture (some 80 ms) then serves many texts.
 
 Names are open: words that people use, joined, cut and numbered, and syllables that nobody has seen, so that copying
 must be learned. Left out: names that a graph's own names could meet (operations, Triton's words).
