@@ -49,7 +49,15 @@ def insert_fault(source: str, kind: FaultKind, *, seed: int = 0) -> Fault | None
 
 
 def _syntax(source: str, rng: random.Random) -> Change | None:
-    return _swap(source, rng, r"\)\n", lambda _: "\n", "a closing parenthesis is missing")
+    places = list(re.finditer(r"\)\n", source))
+    rng.shuffle(places)
+    for place in places:
+        broken = source[: place.start()] + source[place.end() - 1 :]
+        try:
+            ast.parse(broken)
+        except SyntaxError:  # one inside a docstring breaks nothing
+            return broken, "a closing parenthesis is missing"
+    return None
 
 
 def _compile(source: str, rng: random.Random) -> Change | None:
