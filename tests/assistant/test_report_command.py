@@ -114,7 +114,7 @@ def test_nothing_to_show_is_an_error_with_a_next_step(here, capsys) -> None:
 
 
 def test_compare_exits_1_below_the_limit(here, capsys) -> None:
-    report = gpu_report(step_us=(100.0, 101.0, 102.0, 99.0))
+    report = gpu_report(step_us=(100.0, 101.0, 102.0, 99.0, 100.5))
     slower = replace(report, id="slow", wall_us=report.wall_us * 2, step_us=tuple(2 * step for step in report.step_us))
     (here / "a.html").write_text(report_html(Page(report)))
     (here / "b.html").write_text(report_html(Page(slower)))
