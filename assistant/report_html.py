@@ -51,6 +51,7 @@ def report_html(page: Page) -> str:
         "roofline": Markup(charts.roofline(report) if report is not None else ""),
         "timeline": Markup(charts.timeline(report) if report is not None else ""),
         "rows": MAX_ROWS,
+        "next": _next(report) if report is not None and run is None else "",
         **_run_values(run),
     }
     return _environment().get_template("report.html.j2").render(values)
@@ -119,6 +120,14 @@ def _short(name: str, limit: int = _NAME_CHARACTERS) -> str:
 
 def _interval(value: Interval | None) -> str:
     return "-" if value is None else f"{value.value:.2f}x [{value.low:.2f}, {value.high:.2f}]"
+
+
+def _next(report: Report) -> str:
+    """Return the command that goes on from a profile, or nothing."""
+    if any(kind.task for row in report.modules for kind in row.inputs):
+        return f"drk optimize {report.id} --from-profile"
+    target = next((row.target for row in report.modules if row.target), "")
+    return f"drk optimize {target}" if target else ""
 
 
 def _facts(report: Report) -> list[tuple[str, str]]:

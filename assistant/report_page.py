@@ -35,13 +35,17 @@ _EMBEDDED = re.compile(r'<script type="application/json" id="drk-report">(.*?)</
 
 @dataclass(frozen=True)
 class Excerpt:
-    """Lines of the user's file around a hot line; ``first_line`` and ``hot_line`` are 1-based."""
+    """Lines of the user's file around a hot line; ``first_line`` and ``hot_line`` are 1-based.
+
+    ``note`` says what limits the function and what there is to gain.
+    """
 
     title: str
     file: str
     first_line: int
     hot_line: int
     lines: tuple[str, ...]
+    note: str = ""
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ the verdict itself says.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -44,7 +44,7 @@ def run_report(run: Run) -> RunReport:
         turns=_turns(run, result),
         diff=_read(run, artefact.get("diff")),
         code=str(best["candidate"]["source"]) if best else "",  # the module is this and the same runtime each time
-        explanation=tuple(line.strip() for line in explanation_lines(explanation)) if explanation else (),
+        explanation=(*_parts(result.get("regions") or []), *_explained(explanation)),
         spending=_spending(result.get("spending") or {}),
     )
 
@@ -92,6 +92,20 @@ def _turn(row: Mapping[str, Any]) -> TurnRow:
         error=str(row.get("error") or ""),
         seconds=float(row.get("seconds", 0.0)),
     )
+
+
+def _explained(explanation: Mapping[str, Any]) -> list[str]:
+    return [" ".join(line.split()) for line in explanation_lines(explanation)] if explanation else []
+
+
+def _parts(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Say what came of each part, where the module was cut into parts."""
+    found = []
+    for row in rows:
+        more = f" and {len(row['paths']) - 4} more" if len(row["paths"]) > 4 else ""
+        places = ", ".join(row["paths"][:4]) + more
+        found.append(f"part {places} ({row['type']}, {row['share']:.0%} of the time): {row['status']}")
+    return found
 
 
 def _spending(row: Mapping[str, Any]) -> str:

@@ -12,11 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from drk.assistant.errors import UsageError
-from drk.assistant.report import Place, Report, from_json
+from drk.assistant.report import FunctionRow, Place, Report, from_json
 from drk.assistant.report_page import PAGE_KIND, Excerpt, Page, page_from_html, page_from_json, read_text
 from drk.assistant.report_run import run_report
 from drk.assistant.report_source import MAX_SOURCE_BYTES, SourcePlaces
 from drk.assistant.report_store import LATEST, find_profiles_dir, list_profiles, load_report, open_profile
+from drk.assistant.report_verdict import duration_text
 from drk.assistant.runs import Run, list_runs, open_run
 
 MAX_EXCERPTS = 6
@@ -106,8 +107,8 @@ def source_excerpts(report: Report) -> tuple[Excerpt, ...]:
     root = Path(report.root)
     places = SourcePlaces(root)
     found: list[Excerpt] = []
-    rows = [(row.name, row.times.share, row.place) for row in report.functions]
-    for name, share, place in sorted(rows, key=lambda row: -row[1])[:MAX_EXCERPTS]:
+    for row in sorted(report.functions, key=lambda row: -row.times.share)[:MAX_EXCERPTS]:
+        place, share = row.place, row.times.share
         if share < _LEAST_SHARE or Path(place.file).is_absolute() or ".." in Path(place.file).parts:
             continue
         now = places.at(str(root / place.file), place.line)
@@ -115,9 +116,33 @@ def source_excerpts(report: Report) -> tuple[Excerpt, ...]:
             continue
         lines = _lines(root / place.file)
         first, last = _range(now, len(lines))
-        title = f"{name}: {100 * share:.1f} % of the time"
-        found.append(Excerpt(title, place.file, first, place.line, tuple(lines[first - 1 : last])))
+        title = f"{row.name}: {100 * share:.1f} % of the time"
+        found.append(Excerpt(title, place.file, first, place.line, tuple(lines[first - 1 : last]), _hint(report, row)))
     return tuple(found)
+
+
+_REASONS = {
+    "memory": "limited by memory traffic: fusing it with its neighbours saves that",
+    "compute": "limited by arithmetic: a faster product, or a lower precision that you allow",
+    "launch": "limited by launches: one kernel instead of several, or a CUDA graph",
+    "latency": "far below both roofs: too little parallel work, or a kernel that fits badly",
+}
+
+
+def _hint(report: Report, row: FunctionRow) -> str:
+    """Say what limits a function, what it is worth at most, and which fusion was found in it."""
+    parts = [_REASONS.get(row.work.bound, "")]
+    bound = row.work.amdahl_bound
+    parts.append(f"worth at most {bound:.2f}x by Amdahl" if bound is not None and bound < 100 else "")
+    here = next((one for one in report.fusions if one.place is not None and _inside(one.place, row.place)), None)
+    if here is not None:
+        saved = duration_text(here.saved_us.value / max(report.method.steps, 1))
+        parts.append(f"fusing {' + '.join(here.ops[:4])} could save {saved} a step (estimated)")
+    return "; ".join(part for part in parts if part)
+
+
+def _inside(place: Place, function: Place) -> bool:
+    return place.file == function.file and function.first_line <= place.line <= function.end_line
 
 
 def _range(place: Place, count: int) -> tuple[int, int]:

@@ -57,6 +57,7 @@ def finished(here, silu_task, verdicts):
             "artefact": {"module": "/elsewhere/model_kernels.py", "diff": "/elsewhere/model.diff"},
             "explanation": {"reason": "memory-bound", "time": [], "advice": ["larger batches"]},
             "spending": {"calls": 0, "gpu_s": 3.25},
+            "regions": [{"paths": ["a", "b"], "type": "Mlp", "share": 0.6, "status": "won"}],
         }
     )
     return made
@@ -77,6 +78,7 @@ def test_a_run_is_shown_with_its_change(finished, capsys) -> None:
     assert "model.py:ScaledSilu: optimised" in out
     assert "1 of 1 cells passed" in out
     assert "larger batches" in out
+    assert "part a, b (Mlp, 60% of the time): won" in out
     assert run(["report", "-o", "page.html", "--no-source"]) == 0
     bare = (finished.folder.parents[2] / "page.html").read_text()
     assert "import optimized" not in bare
@@ -135,10 +137,14 @@ def test_excerpts_are_shown_only_while_the_function_is_the_same(here, capsys) ->
     file = here / "net.py"
     file.write_text("def forward(x):\n    y = x.relu()\n    return y + 1\n")
     base = gpu_report()
-    row = replace(base.functions[0], place=SourcePlaces(here).at(str(file), 2))
-    report = replace(base, root=str(here), functions=(row,))
+    place = SourcePlaces(here).at(str(file), 2)
+    row = replace(base.functions[0], place=place, work=replace(base.functions[0].work, bound="memory"))
+    fusion = replace(base.fusions[0], place=place, ops=("relu", "add"))
+    report = replace(base, root=str(here), functions=(row,), fusions=(fusion,))
     (excerpt,) = source_excerpts(report)
     assert (excerpt.first_line, excerpt.hot_line, len(excerpt.lines)) == (1, 2, 3)
+    assert excerpt.note.startswith("limited by memory traffic")
+    assert "fusing relu + add could save" in excerpt.note
     file.write_text("def forward(x):\n    y = x.tanh()\n    return y + 1\n")
     assert source_excerpts(report) == ()
 

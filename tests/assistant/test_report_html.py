@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import pytest
@@ -132,3 +133,11 @@ def test_device_idle_and_roofs_are_shown() -> None:
 def test_other_pages_are_refused(text: str) -> None:
     with pytest.raises(UsageError):
         page_from_html(text)
+
+
+def test_a_profile_names_the_next_command() -> None:
+    report = gpu_report()
+    with_target = replace(report.modules[0], target="net.py:Net")
+    text = report_html(Page(replace(report, modules=(with_target,))))
+    assert "next: <code>drk optimize net.py:Net</code>" in text
+    assert "next:" not in report_html(Page(replace(report, modules=())))
