@@ -8,7 +8,7 @@ files are read here too, only where the function is still the one that was measu
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from drk.assistant.errors import UsageError
@@ -111,13 +111,15 @@ def source_excerpts(report: Report) -> tuple[Excerpt, ...]:
         place, share = row.place, row.times.share
         if share < _LEAST_SHARE or Path(place.file).is_absolute() or ".." in Path(place.file).parts:
             continue
-        now = places.at(str(root / place.file), place.line)
-        if not place.ast_hash or now.ast_hash != place.ast_hash:
+        now = places.definition(str(root / place.file), place.qualname)
+        if now is None or not place.ast_hash or now.ast_hash != place.ast_hash:
             continue
+        moved = replace(now, line=place.line + now.first_line - place.first_line)
         lines = _lines(root / place.file)
-        first, last = _range(now, len(lines))
+        first, last = _range(moved, len(lines))
         title = f"{row.name}: {100 * share:.1f} % of the time"
-        found.append(Excerpt(title, place.file, first, place.line, tuple(lines[first - 1 : last]), _hint(report, row)))
+        shown = tuple(lines[first - 1 : last])
+        found.append(Excerpt(title, place.file, first, moved.line, shown, _hint(report, row)))
     return tuple(found)
 
 
@@ -131,7 +133,10 @@ _REASONS = {
 
 def _hint(report: Report, row: FunctionRow) -> str:
     """Say what limits a function, what it is worth at most, and which fusion was found in it."""
-    parts = [_REASONS.get(row.work.bound, "")]
+    reason = _REASONS.get(row.work.bound, "")
+    if reason and report.method.times_are == "cpu" and report.roof is not None:
+        reason += f" (estimated for {report.roof.name.partition(',')[0]})"
+    parts = [reason]
     bound = row.work.amdahl_bound
     parts.append(f"worth at most {bound:.2f}x by Amdahl" if bound is not None and bound < 100 else "")
     here = next((one for one in report.fusions if one.place is not None and _inside(one.place, row.place)), None)

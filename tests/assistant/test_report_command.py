@@ -145,6 +145,9 @@ def test_excerpts_are_shown_only_while_the_function_is_the_same(here, capsys) ->
     assert (excerpt.first_line, excerpt.hot_line, len(excerpt.lines)) == (1, 2, 3)
     assert excerpt.note.startswith("limited by memory traffic")
     assert "fusing relu + add could save" in excerpt.note
+    file.write_text("import torch\n\n\n" + file.read_text())
+    (moved,) = source_excerpts(report)
+    assert (moved.hot_line, moved.lines) == (5, excerpt.lines)
     file.write_text("def forward(x):\n    y = x.tanh()\n    return y + 1\n")
     assert source_excerpts(report) == ()
 
