@@ -123,7 +123,8 @@ def drawn_axis(writer: Writer, value: Value) -> int:
     rank = len(value.shape)
     if writer.rng.random() < 0.6:
         return -1
-    return writer.rng.choice([*range(1, rank), *range(-rank + 1, 0), -1])
+    axes: list[int] = [*range(1, rank), *range(-rank + 1, 0), -1]
+    return writer.rng.choice(axes)
 
 
 def reduce_once(writer: Writer, value: Value, axis: int, *, keep: bool) -> Value:

@@ -35,6 +35,7 @@ def dense(writer: Writer, value: Value, out: int) -> Value:
         layer = writer.module(f"nn.Linear({writer.argument(inner)}, {writer.argument(out)}{bias})")
         return writer.assign(Value(f"{layer}({writer.plain(value).text})", shape, tight=True))
     value = writer.named(value)
+    forms: tuple[str, ...]
     if kind < 0.9:
         weight = writer.parameter((inner, out), around="torch.randn")
         forms = ("torch.matmul({x}, {w})", "{x} @ {w}", "{x}.matmul({w})", 'torch.einsum("...i,io->...o", {x}, {w})')
@@ -77,7 +78,12 @@ def gemm(writer: Writer) -> list[Value]:
     batched = rng.random() < 0.35
     head = (writer.size(4, 8, 16),) if batched else ()
     left, right = writer.input((*head, m, k)), writer.input((*head, k, n))
-    forms = ("torch.bmm({x}, {y})", "torch.matmul({x}, {y})", "{x} @ {y}", 'torch.einsum("bik,bkj->bij", {x}, {y})')
+    forms: tuple[str, ...] = (
+        "torch.bmm({x}, {y})",
+        "torch.matmul({x}, {y})",
+        "{x} @ {y}",
+        'torch.einsum("bik,bkj->bij", {x}, {y})',
+    )
     if not batched:
         forms = ("torch.matmul({x}, {y})", "{x} @ {y}", "torch.mm({x}, {y})", 'torch.einsum("ik,kj->ij", {x}, {y})')
     writer.ops.append("matmul")
@@ -189,6 +195,8 @@ def pool(writer: Writer) -> list[Value]:
     value = mixed_chain(writer, value, rng.choice((0, 1, 2, 3)))
     value = norm_layer(writer, value) if rng.random() < 0.2 else value
     kind = rng.random()
+    forms: tuple[str, ...]
+    more: tuple[str, ...]
     if kind < 0.45:
         size = (*shape[:2], shape[2] // 2, shape[3] // 2)
         forms = ("nn.MaxPool2d(2)", "nn.AvgPool2d(2)", "F.max_pool2d({x}, 2)", "F.avg_pool2d({x}, 2)")

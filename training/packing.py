@@ -52,8 +52,11 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Return the batch on ``device``."""
-        moved = (one.to(device, non_blocking=True) for one in (self.ids, self.labels, self.positions, self.owner))
-        return Batch(*moved, self.bounds.to(device), self.longest)
+        ids, labels, positions, owner, bounds = (
+            one.to(device, non_blocking=True)
+            for one in (self.ids, self.labels, self.positions, self.owner, self.bounds)
+        )
+        return Batch(ids, labels, positions, owner, bounds, self.longest)
 
 
 def fill_rows(lengths: Sequence[int], context: int) -> list[list[int]]:
@@ -131,7 +134,8 @@ def set_attention(model: Any, attention: Attention) -> None:
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ARG001
         heads = [one.transpose(1, 2).reshape(-1, one.shape[1], one.shape[3]).bfloat16() for one in (query, key, value)]
         scale = more.get("scaling") or query.shape[-1] ** -0.5
-        result = _varlen(varlen_attn, *heads, more["cu_seq_lens_q"], more["max_length_q"], scale)
+        q, k, v = heads
+        result = _varlen(varlen_attn, q, k, v, more["cu_seq_lens_q"], more["max_length_q"], scale)
         return result.view(query.shape[0], query.shape[2], query.shape[1], query.shape[3]).to(query.dtype), None
 
     AttentionInterface.register(ATTENTION_NAME, attend)

@@ -21,7 +21,7 @@ from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import IO, Any, BinaryIO
 
 from drk.assistant.llm.messages import Message
 from drk.training.config_sections import ScratchSection
@@ -110,11 +110,13 @@ class PairSource:
             self._writers.append(writer)
 
     def _read_from(self, writer: subprocess.Popen[bytes]) -> None:
-        assert writer.stdout is not None
-        while (chunk := read_chunk(writer.stdout)) is not None and not self._closed:
+        source, waiting = writer.stdout, self._queue
+        if source is None or waiting is None:
+            return
+        while (chunk := read_chunk(source)) is not None and not self._closed:
             while not self._closed:
                 with contextlib.suppress(queue.Full):
-                    self._queue.put(chunk, timeout=1.0)
+                    waiting.put(chunk, timeout=1.0)
                     break
 
     def _keep(self, one: Document | None) -> None:
@@ -176,7 +178,7 @@ def write_chunk(out: BinaryIO, documents: Sequence[Document], too_long: int) -> 
     out.flush()
 
 
-def read_chunk(source: BinaryIO) -> tuple[list[Document], int] | None:
+def read_chunk(source: IO[bytes]) -> tuple[list[Document], int] | None:
     """Return documents and how many did not fit, or None at the end of what a writer says."""
     head = source.read(8)
     if len(head) < 8:

@@ -25,7 +25,9 @@ CHUNK = 16
 def write_stream(order: dict[str, Any]) -> None:
     """Write chunks until the pipe breaks."""
     torch.set_num_threads(1)
-    plan = {key: tuple(value) if isinstance(value, list) else value for key, value in order["plan"].items()}
+    plan: dict[str, Any] = {
+        key: tuple(value) if isinstance(value, list) else value for key, value in order["plan"].items()
+    }
     tokenizer = transformers.AutoTokenizer.from_pretrained(order["tokenizer"])
     stream = PairStream(StreamPlan(**plan), worker=order["worker"], workers=order["workers"])
     chunk: list[Document] = []

@@ -177,7 +177,7 @@ class PackedTrainer:
         count = batch.answer_tokens
         with self._autocast():
             loss = packed_loss(self.model, batch.to(self.device), self.attention) / max(count, 1)
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
         value = float(loss.detach())
         if not math.isfinite(value) or not math.isfinite(float(norm)):

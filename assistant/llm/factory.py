@@ -14,6 +14,7 @@ import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import platformdirs
 
@@ -68,7 +69,7 @@ def fitted(settings: ModelSettings, name: str) -> ModelSettings:
         return settings
     try:
         facts = json.loads(path.read_text(encoding="utf-8"))
-        wanted = {
+        wanted: dict[str, Any] = {
             "templates": (folder / facts["templates"]).resolve() if facts.get("templates") else None,
             "context_tokens": int(facts["context_tokens"]),
             "max_tokens": int(facts["max_tokens"]),

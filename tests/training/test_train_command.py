@@ -40,7 +40,7 @@ def test_a_dry_run_shows_sizes_and_trains_nothing(capsys: pytest.CaptureFixture[
     assert run(words) == 0
     facts = json.loads(capsys.readouterr().out)
     assert (facts["rows_per_step"], facts["group_size"], facts["rows_per_micro_batch"]) == (16, 4, 8)
-    assert "class Model" in facts["first_prompt"]
+    assert "(nn.Module)" in facts["first_prompt"]
     assert not folder.exists()
 
 
