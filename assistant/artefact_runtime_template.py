@@ -135,6 +135,10 @@ def optimized(target: Any) -> Any:
         return factory
     if not isinstance(target, type):
         dispatch = _Dispatch(target)
+        try:
+            dispatch.prepare()  # nothing can be prepared while torch.compile traces the first call
+        except _Unfit as unfit:
+            dispatch.disable(str(unfit))
 
         @functools.wraps(target)
         def function(*args: Any, **kwargs: Any) -> Any:

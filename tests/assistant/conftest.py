@@ -119,11 +119,6 @@ def refused(kind: str = "mismatch", reached: str = "ran", **changes: Any) -> Ver
     return Verdict(**{**facts, **changes})
 
 
-def pytest_configure(config: pytest.Config) -> None:
-    """Register the marker of tests that drive a browser."""
-    config.addinivalue_line("markers", "browser: drives a real browser (skipped without one)")
-
-
 @dataclass
 class FakeGym:
     """A gym whose verdicts are scripted by candidate source; counts what it is asked."""
