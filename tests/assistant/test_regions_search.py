@@ -90,6 +90,7 @@ def test_the_whole_module_is_judged(answer: tuple[Answer, Path, list[str]]) -> N
     assert "the rest stays as it is" in text
 
 
+@pytest.mark.long
 def test_the_artefact_is_one_file_a_region_and_can_be_taken_back(answer: tuple[Answer, Path, list[str]]) -> None:
     found, file, _ = answer
     applied = apply_artefact(found.run, file)

@@ -9,7 +9,7 @@ from profile_events import gpu_events, recording
 
 from drk.assistant.profile_build import Asked, build_report
 from drk.assistant.profile_trace import analyse
-from drk.assistant.report import Figure, Method, Place, Report, TimelineSpan, Work
+from drk.assistant.report import Figure, Method, Place, Report, TimelineSpan
 from drk.assistant.report_page import Excerpt, Page, RunReport, TurnRow
 from drk.gym.schema import Cell, Flag, Interval, KernelRow, Latency, Speedups, Verdict
 
@@ -121,7 +121,8 @@ def run_page(name: str = "") -> RunReport:
         reason="1.53x over compile (95 % interval 1.47 to 1.60)",
         verdict=measured_verdict(),
         turns=turns,
-        diff="--- a/model.py\n+++ b/model.py\n@@ -1,3 +1,5 @@\n import torch\n+from model_kernels import optimized\n \n+@optimized\n class Net(nn.Module):\n",
+        diff="--- a/model.py\n+++ b/model.py\n@@ -1,3 +1,5 @@\n import torch\n"
+        "+from model_kernels import optimized\n \n+@optimized\n class Net(nn.Module):\n",
         code="import torch\n\nx = 1 < 2 & 3\n" * 20,
         explanation=("try: nothing more",),
         spending="3 model calls, 1000 + 200 tokens",

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import pytest
 
+pytest.importorskip("trl", reason="needs the train extra")
+
+
 from drk.training.errors import TrainingError
 from drk.training.model_card import card_text, write_card
 
@@ -17,6 +20,7 @@ CONFIGS = Path(__file__).parents[2] / "training" / "recipes" / "accelerate"
 
 
 @pytest.mark.slow
+@pytest.mark.long
 def test_data_and_sft_run_dry_and_give_a_card(tmp_path: Path) -> None:
     for step in ("data", "sft", "card"):
         command = [sys.executable, str(SCRIPT), step, "--out", str(tmp_path), "--dry-run"]

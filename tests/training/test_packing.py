@@ -8,6 +8,9 @@ import json
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("trl", reason="needs the train extra")
+
 import torch
 import transformers
 from hypothesis import given

@@ -7,6 +7,9 @@ import random
 from pathlib import Path
 
 import pytest
+
+pytest.importorskip("trl", reason="needs the train extra")
+
 import transformers
 from hypothesis import given, settings
 from hypothesis import strategies as st

@@ -14,6 +14,7 @@ from drk.training.trajectories import DemonstrationPlan, builtin_candidates, col
 
 
 @pytest.mark.slow
+@pytest.mark.long
 async def test_faults_are_judged_wrong_and_demonstrations_end_right() -> None:
     tasks = draw_tasks(3, families=["pointwise", "row"], rows=16, seed=5)
     async with Gym(GymSettings(device="interpret", seeds=1, offline_compile=False)) as gym:

@@ -88,6 +88,7 @@ def test_strided_left_operand(check):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "pair"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)])
+@pytest.mark.long
 def test_default_tiles_compile_for_hopper_without_spills(offline_compile, graph_of, dtype, pair):
     from drk.assistant.synth.propose import compile_graph, variants
     from drk.assistant.synth.regions import Rules

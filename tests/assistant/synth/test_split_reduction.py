@@ -1,5 +1,6 @@
 """Long and few rows in pieces: every reduction against float64, one and several levels, several pieces."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from modules import Each, Function
@@ -27,6 +28,7 @@ REDUCTIONS = [
 ]
 
 
+@pytest.mark.long
 def test_long_rows_agree_with_float64(check):
     def rows(*shape):
         return [torch.randn(shape) + 1 for _ in REDUCTIONS]
@@ -81,6 +83,7 @@ def test_places_of_extremes_are_exact(interpreter, graph_of):
             torch.testing.assert_close(got, expected, rtol=0, atol=0, equal_nan=True)
 
 
+@pytest.mark.long
 def test_pieces_compile_for_hopper(graph_of, offline_compile):
     from drk.assistant.synth.propose import compile_graph, variants
 

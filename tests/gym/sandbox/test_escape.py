@@ -215,7 +215,7 @@ def test_honest_work_goes_on(identity, work, value):
         ("work_interpreter", "2000", tuple(NAMESPACES)),
         ("work_ptxas", "True", ()),
         ("work_ptxas", "True", tuple(NAMESPACES)),
-        ("work_inductor", "12288", ()),
+        pytest.param("work_inductor", "12288", (), marks=pytest.mark.long),
     ],
 )
 def test_compilers_work_inside(work, value, without):
