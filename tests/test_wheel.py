@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 PARTS = ("assistant", "gym", "lsp", "training")
-SHIPPED = (".py", ".typed", ".j2", ".toml", ".json", ".safetensors")
+SHIPPED = (".py", ".typed", ".j2", ".toml", ".yaml", ".json", ".safetensors")
 
 
 def tracked_files(repository: Path) -> list[str]:
