@@ -117,43 +117,11 @@ def _offset(name: str, region: Region, prefix: str = "") -> str:
 
 
 def _kernel_lines(body: Body, operands: tuple[str, str, str], single: bool) -> list[str]:
-    region = body.region
+    region, rank = body.region, len(body.region.shape)
     query, key, value = operands
-    attention = region.attention
-    assert attention is not None
-    first, second = region.products
-    names = {first.node.name, second.node.name}
-    order = [node for node in region.nodes if node.name not in names]
-    chain = order[: next((i + 1 for i, node in enumerate(order) if node.name == attention.scores), 0)]
-    product, rank = body.names[first.node.name], len(region.shape)
-    exp = "exp" if single else "tl.exp"
-    end = "tl.minimum(n_cols, (tile + 1) * BLOCK_M)" if attention.causal else "n_cols"
-    cast = "" if single else f".to({value}_tile.dtype)"
-    score = tidy(body.text(Ref(attention.scores), "float")) if not chain else ""
-    loop = [
-        "cols = start + tl.arange(0, BLOCK_N)",
-        "col_mask = cols[None, :] < n_cols",
-        "mask = row_mask & col_mask",
-        *index_lines(body.domain.cols, "cols"),
-        f"{key}_mask = (head[:, None] < n_head) & col_mask",
-        f"{key}_tile = tl.load({key}_ptrs + cols[None, :] * stride_{key}_1, mask={key}_mask, other=0.0)",
-        f"{product} = tl.dot({query}_tile, {key}_tile, input_precision=PRECISION)",
-        *(body.load(operand) for operand in region.inputs if body.mask(operand) != "row_mask"),
-        *body.statements(chain),
-    ]
-    score = score or tidy(body.text(Ref(attention.scores), "float"))
-    loop += [
-        f'scores = tl.where(col_mask, {score}, float("-inf"))',
-        "higher = tl.maximum(top, tl.max(scores, axis=1)[:, None])",
-        'shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing but masked keys so far',
-        f"weights = {exp}(scores - shift)",
-        f"rescale = {exp}(top - shift)",
-        "total = total * rescale + tl.sum(weights, axis=1)[:, None]",
-        f"{value}_tile = tl.load({value}_ptrs + cols[:, None] * stride_{value}_0, "
-        f"mask=(cols[:, None] < n_cols) & (width[None, :] < n_width), other=0.0)",
-        f"result = tl.dot(weights{cast}, {value}_tile, result * rescale, input_precision=PRECISION)",
-        "top = higher",
-    ]
+    assert region.attention is not None
+    loop = _loop_lines(body, region.attention.scores, operands, single)
+    end = "tl.minimum(n_cols, (tile + 1) * BLOCK_M)" if region.attention.causal else "n_cols"
     return [
         "tiles_m = tl.cdiv(n_rows, BLOCK_M)",
         "tile = tl.program_id(0) % tiles_m",
@@ -178,6 +146,45 @@ def _kernel_lines(body: Body, operands: tuple[str, str, str], single: bool) -> l
         f"out_ptrs = {_offset('out', region, 'out')}"
         f" + matrix_rows[:, None] * stride_out_{rank - 2} + width[None, :] * stride_out_{rank - 1}",
         "tl.store(out_ptrs, result / total, mask=row_mask & (width[None, :] < n_width))",
+    ]
+
+
+def _loop_lines(body: Body, scores: str, operands: tuple[str, str, str], single: bool) -> list[str]:
+    """One tile of keys: its scores, the running maximum and sum, and what it adds to the result."""
+    region = body.region
+    query, key, value = operands
+    first, second = region.products
+    names = {first.node.name, second.node.name}
+    order = [node for node in region.nodes if node.name not in names]
+    chain = order[: next((i + 1 for i, node in enumerate(order) if node.name == scores), 0)]
+    product = body.names[first.node.name]
+    exp = "exp" if single else "tl.exp"
+    cast = "" if single else f".to({value}_tile.dtype)"
+    score = tidy(body.text(Ref(scores), "float")) if not chain else ""
+    loop = [
+        "cols = start + tl.arange(0, BLOCK_N)",
+        "col_mask = cols[None, :] < n_cols",
+        "mask = row_mask & col_mask",
+        *index_lines(body.domain.cols, "cols"),
+        f"{key}_mask = (head[:, None] < n_head) & col_mask",
+        f"{key}_tile = tl.load({key}_ptrs + cols[None, :] * stride_{key}_1, mask={key}_mask, other=0.0)",
+        f"{product} = tl.dot({query}_tile, {key}_tile, input_precision=PRECISION)",
+        *(body.load(operand) for operand in region.inputs if body.mask(operand) != "row_mask"),
+        *body.statements(chain),
+    ]
+    score = score or tidy(body.text(Ref(scores), "float"))
+    return [
+        *loop,
+        f'scores = tl.where(col_mask, {score}, float("-inf"))',
+        "higher = tl.maximum(top, tl.max(scores, axis=1)[:, None])",
+        'shift = tl.where(higher == float("-inf"), 0.0, higher)  # nothing but masked keys so far',
+        f"weights = {exp}(scores - shift)",
+        f"rescale = {exp}(top - shift)",
+        "total = total * rescale + tl.sum(weights, axis=1)[:, None]",
+        f"{value}_tile = tl.load({value}_ptrs + cols[:, None] * stride_{value}_0, "
+        f"mask=(cols[:, None] < n_cols) & (width[None, :] < n_width), other=0.0)",
+        f"result = tl.dot(weights{cast}, {value}_tile, result * rescale, input_precision=PRECISION)",
+        "top = higher",
     ]
 
 

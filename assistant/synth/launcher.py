@@ -6,10 +6,10 @@ outputs on the inputs' device and launches once. Nothing is tuned or cached at c
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from drk.assistant.synth.body import Body, indent
+from drk.assistant.synth.body import Body, KernelText, indent
 from drk.assistant.synth.domain import Operand, group_size_text, size_arguments, size_text, stride_arguments
 
 
@@ -95,6 +95,38 @@ def index_type_line(body: Body) -> str:
         [f"{body.names[operand.value]}.numel()" for operand in candidates[:1]] or [f"{largest}.numel()"]
     )
     return f"index_type = tl.int32 if {next(iter(sizes))} < 2**31 else tl.int64"
+
+
+def row_size_lines(body: Body) -> list[str]:
+    """The number of rows and of columns."""
+    operands, names = all_operands(body), dict(body.names)
+    n_rows, n_cols = (
+        " * ".join(group_size_text(group, operands, names) for group in groups)
+        for groups in (body.domain.rows, body.domain.cols)
+    )
+    return [f"n_rows = {n_rows or '1'}", f"n_cols = {n_cols}"]
+
+
+def row_blocks(
+    body: Body,
+    name: str,
+    names: Mapping[str, str],
+    title: str,
+    kernel_lines: Callable[[Body], list[str]],
+    launch_lines: Callable[[list[str]], list[str]],
+) -> KernelText:
+    """Kernel and launcher of programs that each take a block of rows; ``launch_lines`` receives the arguments."""
+    pointers, shapes = pointer_arguments(body), shape_arguments(body)
+    outputs = tuple(operand.value for operand in body.region.outputs)
+    inputs = tuple(operand.value for operand in body.region.inputs)
+    formula = body.formula(outputs)
+    constants = ["INDEX: tl.constexpr", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"]
+    parameters = [*pointers.parameters, "n_rows", "n_cols", *shapes.parameters, *constants]
+    kernel = kernel_source(f"{name}_kernel", parameters, [title, *formula], kernel_lines(body))
+    launch = launch_lines([*pointers.values, "n_rows", "n_cols", *shapes.values])
+    doc = f"Launch ``{name}_kernel`` with one program for each block of rows."
+    launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
+    return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
 
 
 def result_line(body: Body) -> str:

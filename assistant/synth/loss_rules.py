@@ -175,6 +175,13 @@ def _picked_mean(node: Node, draft: Draft, loss: Ref, target: Ref, how: tuple[in
     return draft.emit(node, "average", "div.Tensor", *sums)
 
 
+def _at_target(node: Node, draft: Draft, values: Ref, hit: Ref, dims: tuple[int, ...]) -> Ref:
+    """The value of each row's own class."""
+    miss = draft.emit(node, "miss", "logical_not.default", hit)
+    chosen = draft.emit(node, "chosen", "masked_fill.Scalar", values, miss, 0.0)
+    return draft.emit(node, "picked", "sum.dim_IntList", chosen, dims, False)
+
+
 def _cross_entropy(node: Node, draft: Draft) -> Ref | None:
     x, target = node.args[:2]
     reduction, ignored = argument(node, 3, "reduction", 1), argument(node, 4, "ignore_index", -100)
@@ -191,10 +198,7 @@ def _cross_entropy(node: Node, draft: Draft) -> Ref | None:
     log_total = draft.emit(
         node, "log_sum", "log.default", draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, False)
     )
-    miss = draft.emit(node, "miss", "logical_not.default", hit)
-    chosen = draft.emit(node, "chosen", "masked_fill.Scalar", centred, miss, 0.0)
-    picked = draft.emit(node, "picked", "sum.dim_IntList", chosen, dims, False)
-    loss = draft.emit(node, "row_loss", "sub.Tensor", log_total, picked)
+    loss = draft.emit(node, "row_loss", "sub.Tensor", log_total, _at_target(node, draft, centred, hit, dims))
     if smoothing:
         average = draft.emit(node, "row_mean", "mean.dim", centred, dims, False)
         spread = draft.emit(
@@ -214,9 +218,7 @@ def _nll(node: Node, draft: Draft) -> Ref | None:
     hit = _class_hits(node, draft, x, target)
     if hit is None:
         return None
-    miss = draft.emit(node, "miss", "logical_not.default", hit)
-    chosen = draft.emit(node, "chosen", "masked_fill.Scalar", x, miss, 0.0)
-    picked = draft.emit(node, "picked", "sum.dim_IntList", chosen, (1 - len(meta.shape),), False)
+    picked = _at_target(node, draft, x, hit, (1 - len(meta.shape),))
     how = (argument(node, 3, "reduction", 1), argument(node, 4, "ignore_index", -100))
     return _picked_mean(node, draft, draft.emit(node, "row_loss", "neg.default", picked), target, how)
 

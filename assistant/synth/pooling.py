@@ -9,13 +9,14 @@ Left out: sharing of partial windows between neighbouring results, which pays fo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from drk.assistant.synth.body import Body, KernelText, tidy
 from drk.assistant.synth.domain import Operand, index_lines, stride_arguments
 from drk.assistant.synth.expression import kind_of
 from drk.assistant.synth.launcher import (
+    Arguments,
     call_lines,
     function_source,
     kernel_source,
@@ -25,7 +26,7 @@ from drk.assistant.synth.launcher import (
     result_line,
 )
 from drk.assistant.synth.pointwise import Block
-from drk.assistant.synth.regions import Region
+from drk.assistant.synth.regions import Region, leading_names
 from drk.assistant.synth.windows import Window
 from drk.gym.graph import Ref, TensorMeta
 
@@ -47,9 +48,8 @@ def write_pooling(
     outputs = tuple(operand.value for operand in region.outputs)
     weights = [item for item in (window.weight, window.bias) if item is not None]
     inputs = tuple(dict.fromkeys([*(operand.value for operand in (*region.pooled, *region.inputs)), *weights]))
-    before = _before(region, window)
+    before = leading_names(region.nodes, window.source)
     after = [node for node in region.nodes if node.name not in before and node is not window.node]
-    rank = len(region.shape)
     lines = [
         "index = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)",
         "mask = index < n_elements",
@@ -60,54 +60,52 @@ def write_pooling(
         *body.statements(after),
         *(body.store(operand) for operand in region.outputs),
     ]
-    pointers = pointer_arguments(body)
-    strides = [pair for operand in region.pooled for pair in _strides(operand, names[operand.value])]
-    late = [pair for operand in region.inputs for pair in stride_arguments(operand, names[operand.value], body.domain)]
-    late += [
-        (parameter, f"out_{value}")
-        for operand in region.outputs
-        for parameter, value in stride_arguments(operand, names[operand.value], body.domain)
-    ]
-    groups = [group for group in body.domain.rows if len(body.domain.rows) > 1 and group is not body.domain.rows[0]]
-    sizes = [f"size_{dim}" for dim in range(2, rank)]
-    results = [f"result_{dim}" for dim in range(1, rank)]
-    parameters = [
-        *(f"{names[value]}_ptr" for value in (*(operand.value for operand in region.pooled), *weights)),
-        *pointers.parameters,
-        *("n_elements", *sizes, *results),
-        *(parameter for parameter, _ in (*strides, *late)),
-        *(group.size for group in groups),
-        *("INDEX: tl.constexpr", "BLOCK: tl.constexpr"),
-    ]
+    arguments = _arguments(body, names, weights)
     formula = body.formula(outputs)
-    kernel = kernel_source(f"{name}_kernel", parameters, ["One result per lane, windows unrolled:", *formula], lines)
-    values = [
-        *(names[value] for value in (*(operand.value for operand in region.pooled), *weights)),
-        *pointers.values,
-        *("n_elements", *sizes, *results),
-        *(value for _, value in (*strides, *late)),
-        *(" * ".join(f"result_{region.order[dim]}" for dim in group.dims) for group in groups),
-    ]
-    launch = _launch_lines(body, name, values, owned, block)
+    kernel = kernel_source(
+        f"{name}_kernel", arguments.parameters, ["One result per lane, windows unrolled:", *formula], lines
+    )
+    launch = _launch_lines(body, name, arguments.values, owned, block)
     doc = f"Launch ``{name}_kernel`` over the pooled result."
     launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
     return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
 
 
+def _arguments(body: Body, names: Mapping[str, str], weights: Sequence[str]) -> Arguments:
+    """Pointers, sizes, strides, and the constants that only the kernel has."""
+    region, rows = body.region, body.domain.rows
+    early = [*(operand.value for operand in region.pooled), *weights]
+    pointers = pointer_arguments(body)
+    strides = [pair for operand in region.pooled for pair in _strides(operand, names[operand.value])]
+    for operand in region.inputs:
+        strides += stride_arguments(operand, names[operand.value], body.domain)
+    for operand in region.outputs:
+        made = stride_arguments(operand, names[operand.value], body.domain)
+        strides += [(parameter, f"out_{value}") for parameter, value in made]
+    groups = rows[1:] if len(rows) > 1 else []
+    sizes = [f"size_{dim}" for dim in range(2, len(region.shape))]
+    counts = ("n_elements", *sizes, *(f"result_{dim}" for dim in range(1, len(region.shape))))
+    parameters = [
+        *(f"{names[value]}_ptr" for value in early),
+        *pointers.parameters,
+        *counts,
+        *(parameter for parameter, _ in strides),
+        *(group.size for group in groups),
+        *("INDEX: tl.constexpr", "BLOCK: tl.constexpr"),
+    ]
+    values = [
+        *(names[value] for value in early),
+        *pointers.values,
+        *counts,
+        *(value for _, value in strides),
+        *(" * ".join(f"result_{region.order[dim]}" for dim in group.dims) for group in groups),
+    ]
+    return Arguments(tuple(parameters), tuple(values))
+
+
 def _window(region: Region) -> Window:
     assert region.window is not None
     return region.window
-
-
-def _before(region: Region, window: Window) -> frozenset[str]:
-    """Names of the nodes whose result is pooled."""
-    found: set[str] = set()
-    wanted = {window.source}
-    for node in reversed(region.nodes):
-        if node.name in wanted:
-            found.add(node.name)
-            wanted |= set(node.inputs())
-    return frozenset(found)
 
 
 def _strides(operand: Operand, name: str) -> list[tuple[str, str]]:
@@ -208,7 +206,7 @@ def _load(operand: Operand, names: Mapping[str, str], rank: int, window: Window,
     return f"{name} = tl.load({' + '.join([f'{name}_ptr', *terms])}, mask={mask}, other=0){cast}"
 
 
-def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str], block: Block) -> list[str]:
+def _launch_lines(body: Body, name: str, values: Sequence[str], owned: frozenset[str], block: Block) -> list[str]:
     region, names = body.region, dict(body.names)
     window, rank = _window(region), len(body.region.shape)
     whole = next(operand for operand in region.pooled if all(operand.varies))

@@ -12,7 +12,7 @@ product. What no region takes stays a torch operator.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -124,6 +124,17 @@ class Facts:
     bands: Mapping[str, Band] = field(default_factory=dict)
     sized: frozenset[str] = frozenset()
     """Nodes that scale by a size of the inputs: they stay torch operators, which can tell it at run time."""
+
+
+def leading_names(nodes: Sequence[Node], source: str) -> frozenset[str]:
+    """Names of the nodes that the value ``source`` needs, its own included; ``nodes`` are in graph order."""
+    found: set[str] = set()
+    wanted = {source}
+    for node in reversed(nodes):
+        if node.name in wanted:
+            found.add(node.name)
+            wanted |= set(node.inputs())
+    return frozenset(found)
 
 
 def facts_of(graph: Graph) -> Facts:

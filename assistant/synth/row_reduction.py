@@ -14,19 +14,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from drk.assistant.synth.body import Body, KernelText
-from drk.assistant.synth.domain import group_size_text, index_lines
+from drk.assistant.synth.domain import index_lines
 from drk.assistant.synth.frames import transposed
 from drk.assistant.synth.launcher import (
-    all_operands,
     allocation_lines,
     call_lines,
-    function_source,
     index_type_line,
-    kernel_source,
     layout_lines,
-    pointer_arguments,
     result_line,
-    shape_arguments,
+    row_blocks,
+    row_size_lines,
 )
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.reducers import whole_lines
@@ -44,10 +41,18 @@ def write_row(
 ) -> KernelText:
     """Return kernel and launcher of a row region; ``owned`` values are known to be contiguous."""
     body = Body(region, names, metas, two_dimensional=True)
-    pointers, shapes = pointer_arguments(body), shape_arguments(body)
-    outputs = tuple(operand.value for operand in region.outputs)
-    formula = body.formula(outputs)
-    lines = [
+    return row_blocks(
+        body,
+        name,
+        names,
+        "Whole rows in registers:",
+        _kernel_lines,
+        lambda values: _launch_lines(body, name, values, owned, block),
+    )
+
+
+def _kernel_lines(body: Body) -> list[str]:
+    return [
         "rows = tl.program_id(0).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
         "cols = tl.arange(0, BLOCK_N)",
         "row_mask = rows[:, None] < n_rows",
@@ -55,19 +60,10 @@ def write_row(
         "mask = row_mask & col_mask",
         *index_lines(body.domain.rows, "rows"),
         *index_lines(body.domain.cols, "cols"),
-        *(body.load(operand) for operand in region.inputs),
+        *(body.load(operand) for operand in body.region.inputs),
         *_statements(body),
-        *(body.store(operand) for operand in region.outputs),
+        *(body.store(operand) for operand in body.region.outputs),
     ]
-    constants = ["INDEX: tl.constexpr", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"]
-    parameters = [*pointers.parameters, "n_rows", "n_cols", *shapes.parameters, *constants]
-    kernel = kernel_source(f"{name}_kernel", parameters, ["Whole rows in registers:", *formula], lines)
-    inputs = tuple(operand.value for operand in region.inputs)
-    doc = f"Launch ``{name}_kernel`` with one program for each block of rows."
-    values = [*pointers.values, "n_rows", "n_cols", *shapes.values]
-    launch = _launch_lines(body, name, values, owned, block)
-    launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
-    return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
 
 
 def _statements(body: Body) -> list[str]:
@@ -85,18 +81,13 @@ def _statements(body: Body) -> list[str]:
 
 
 def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str], block: Block) -> list[str]:
-    operands = all_operands(body)
-    names = dict(body.names)
-    n_cols = " * ".join(group_size_text(group, operands, names) for group in body.domain.cols)
-    n_rows = " * ".join(group_size_text(group, operands, names) for group in body.domain.rows)
     # Rows whose elements lie apart in memory are read several at a time, so that each sector is read once.
     turned = any(transposed(item, body.region.columns) for item in body.region.inputs)
     fewest, most = (8, max(block.elements, 4096)) if turned else (1, block.elements)
     return [
         *layout_lines(body, owned),
         *allocation_lines(body),
-        f"n_rows = {n_rows or '1'}",
-        f"n_cols = {n_cols}",
+        *row_size_lines(body),
         index_type_line(body),
         "block_n = triton.next_power_of_2(n_cols)",
         f"block_m = max({fewest}, min(64, {most} // block_n))",

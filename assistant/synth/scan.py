@@ -12,22 +12,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from drk.assistant.synth.body import Body, KernelText, tidy
-from drk.assistant.synth.domain import group_size_text, index_lines
+from drk.assistant.synth.domain import index_lines
 from drk.assistant.synth.frames import transposed
 from drk.assistant.synth.launcher import (
-    all_operands,
     allocation_lines,
     call_lines,
-    function_source,
     index_type_line,
-    kernel_source,
     layout_lines,
-    pointer_arguments,
     result_line,
-    shape_arguments,
+    row_blocks,
+    row_size_lines,
 )
 from drk.assistant.synth.pointwise import Block
-from drk.assistant.synth.regions import Region
+from drk.assistant.synth.regions import Region, leading_names
 from drk.gym.graph import Ref, TensorMeta
 
 
@@ -41,19 +38,10 @@ def write_scan(
 ) -> KernelText:
     """Return kernel and launcher of a scan region; ``owned`` values are known to be contiguous."""
     body = Body(region, names, metas, two_dimensional=True)
-    pointers, shapes = pointer_arguments(body), shape_arguments(body)
-    outputs = tuple(operand.value for operand in region.outputs)
-    inputs = tuple(operand.value for operand in region.inputs)
-    formula = body.formula(outputs)
-    constants = ["INDEX: tl.constexpr", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"]
-    parameters = [*pointers.parameters, "n_rows", "n_cols", *shapes.parameters, *constants]
     title = "A block of rows, tile by tile with a carry:"
-    kernel = kernel_source(f"{name}_kernel", parameters, [title, *formula], _kernel_lines(body))
-    values = [*pointers.values, "n_rows", "n_cols", *shapes.values]
-    launch = _launch_lines(body, name, values, owned, block)
-    doc = f"Launch ``{name}_kernel`` with one program for each block of rows."
-    launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
-    return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
+    return row_blocks(
+        body, name, names, title, _kernel_lines, lambda values: _launch_lines(body, name, values, owned, block)
+    )
 
 
 def _kernel_lines(body: Body) -> list[str]:
@@ -62,9 +50,8 @@ def _kernel_lines(body: Body) -> list[str]:
     node = next(item for item in region.nodes if item.name == scan.name)
     place = region.nodes.index(node)
     skipped = {scan.name, *scan.flips}
-    before = [
-        item for item in region.nodes[:place] if item.name not in skipped and _leads(item.name, body, scan.source)
-    ]
+    leading = leading_names(region.nodes, scan.source)
+    before = [item for item in region.nodes[:place] if item.name in leading - skipped]
     after = [item for item in region.nodes if item.name not in skipped and item not in before]
     result, backwards = body.names[scan.name], bool(scan.flips)
     product = node.bare_op == "cumprod"
@@ -100,19 +87,7 @@ def _kernel_lines(body: Body) -> list[str]:
     ]
 
 
-def _leads(name: str, body: Body, source: str) -> bool:
-    """Whether the scan's source needs the value ``name``."""
-    wanted = {source}
-    for node in reversed(body.region.nodes):
-        if node.name in wanted:
-            wanted |= set(node.inputs())
-    return name in wanted
-
-
 def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str], block: Block) -> list[str]:
-    operands, names = all_operands(body), dict(body.names)
-    n_cols = " * ".join(group_size_text(group, operands, names) for group in body.domain.cols)
-    n_rows = " * ".join(group_size_text(group, operands, names) for group in body.domain.rows)
     turned = any(transposed(item, body.region.columns) for item in body.region.inputs)
     tile = ["block_m = 64", "block_n = 32"]
     if not turned:
@@ -123,8 +98,7 @@ def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str
     return [
         *layout_lines(body, owned),
         *allocation_lines(body),
-        f"n_rows = {n_rows or '1'}",
-        f"n_cols = {n_cols}",
+        *row_size_lines(body),
         index_type_line(body),
         *tile,
         *call_lines(
