@@ -27,6 +27,7 @@ from drk.assistant.artefact_test_template import STATE_TESTS, TEST
 from drk.assistant.check_record import record_lines
 from drk.assistant.episode import Turn, describe_gain
 from drk.assistant.errors import TargetError
+from drk.assistant.regions_source import top_names
 from drk.assistant.source_edit import add_kernels, unified_diff
 from drk.gym.graph import Graph
 from drk.gym.module_names import place_module
@@ -149,7 +150,7 @@ def module_source(task: Task, best: Turn, verified: Mapping[str, str]) -> str:
         ArtefactError: the candidate defines a name that the runtime needs.
     """
     runtime = "\n\n".join(below_marker(name) for name in _TEMPLATES)
-    clash = _top_names(best.candidate.source) & (_top_names(runtime) | set(verified))
+    clash = top_names(best.candidate.source) & (top_names(runtime) | set(verified))
     if clash:
         raise ArtefactError(f"the candidate defines {', '.join(sorted(clash))}, which the artefact needs itself")
     values = "".join(f"{name} = {value}\n" for name, value in verified.items())
@@ -176,18 +177,6 @@ def below_marker(name: str) -> str:
     text = Path(__file__).with_name(f"{name}.py").read_text(encoding="utf-8")
     text = re.split(r"^# --- drk \w+ -+\n", text, maxsplit=1, flags=re.MULTILINE)[1]
     return re.sub(r"  # type: ignore\[[^\]]*\]", "", text).strip() + "\n"
-
-
-def _top_names(source: str) -> set[str]:
-    names: set[str] = set()
-    for node in ast.parse(source).body:
-        if isinstance(node, ast.ClassDef | ast.FunctionDef):
-            names.add(node.name)
-        elif isinstance(node, ast.Assign):
-            names |= {one.id for one in node.targets if isinstance(one, ast.Name)}
-        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            names.add(node.target.id)
-    return names
 
 
 def kernels_stem(entry: str) -> str:

@@ -29,6 +29,7 @@ from drk.assistant.artefact import (
     user_place,
 )
 from drk.assistant.artefact_record import ArtefactError, constants, init_source
+from drk.assistant.artefact_test_template import SETTING
 from drk.assistant.episode import Turn, describe_gain
 from drk.assistant.runs import Run
 from drk.assistant.source_edit import unified_diff
@@ -45,35 +46,16 @@ class RegionWin:
     paths: tuple[str, ...]
 
 
-_TEST = Template('''\
+_TEST = Template(
+    '''\
 """Holds $kernels.py against $entry_name: same results, unchanged state, clean removal. Written by drk.
 
 Runs on a CUDA device where there is one, else under Triton's interpreter; the parts check their own shapes.
 """
 
-from __future__ import annotations
-
-import copy
-import importlib
-import inspect
-import os
-import sys
-from pathlib import Path
-
-import pytest
-import torch
-
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
-
-HERE = Path(__file__).resolve().parent
-BESIDE = (HERE / "$entry_name").is_file()  # applied, or still in drk's run folder
-ROOT = (HERE / "$root_when_beside" if BESIDE else HERE / "$root_when_not").resolve()
-sys.path[:0] = [str(ROOT), str(HERE)]
-kernels = importlib.import_module("$kernels_when_beside" if BESIDE else "$kernels")
-user = importlib.import_module("$user_module")
-
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+'''
+    + SETTING
+    + '''\
 INTERPRETER_ELEMENTS = 2**18
 
 
@@ -118,7 +100,8 @@ def test_state_is_the_models_own_and_restore_brings_the_original_back():
     assert not kernels.stats(model)["optimized"]
     actual, expected = call(model), call(copy.deepcopy(model))
     assert all(torch.equal(ours, theirs) for ours, theirs in zip(actual, expected, strict=True))
-''')
+'''
+)
 
 
 def build_regions_artefact(

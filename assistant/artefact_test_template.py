@@ -11,12 +11,7 @@ from __future__ import annotations
 
 from string import Template
 
-TEST = Template('''\
-"""Holds $kernels.py against $entry_name: same results, safe fallback, unchanged state, clean removal.
-
-Runs on a CUDA device where there is one, else under Triton's interpreter at small sizes. Written by drk.
-"""
-
+SETTING = """\
 from __future__ import annotations
 
 import copy
@@ -40,6 +35,19 @@ kernels = importlib.import_module("$kernels_when_beside" if BESIDE else "$kernel
 user = importlib.import_module("$user_module")
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+"""
+"""How every emitted test file begins, below its docstring: what it imports, the modules under test, the device."""
+
+TEST = Template(
+    '''\
+"""Holds $kernels.py against $entry_name: same results, safe fallback, unchanged state, clean removal.
+
+Runs on a CUDA device where there is one, else under Triton's interpreter at small sizes. Written by drk.
+"""
+
+'''
+    + SETTING
+    + '''\
 SIZES = {
     size: size if DEVICE == "cuda" else small if small < size else min(size, $small)
     for size, small in kernels._FREE_SIZES.items()
@@ -215,7 +223,8 @@ def test_restore_brings_the_original_back():
     actual, expected = call(model, args, kwargs), call(copy.deepcopy(original), args, kwargs)
     for ours, theirs in zip(leaves(actual), leaves(expected), strict=True):
         assert torch.equal(ours, theirs)
-''')
+'''
+)
 """Common part; every target."""
 
 STATE_TESTS = """

@@ -31,6 +31,7 @@ from drk.assistant.report_sources import source_excerpts
 from drk.assistant.report_store import default_profiles_dir
 from drk.assistant.report_text import render_text
 from drk.assistant.settings import Settings, load_settings
+from drk.assistant.task_building import InitTexts, InputTexts, IsFactory
 from drk.gym.devices import device_facts
 
 
@@ -56,12 +57,10 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
     target: Annotated[str | None, typer.Argument(help="model.py, model.py:Class, ...; none with --capture.")] = None,
     capture: Annotated[str | None, typer.Option(help='Run this command, as "python train.py --steps 3".')] = None,
     module: Annotated[str | None, typer.Option("-m", help='Run a module, as -m "pkg --steps 3".')] = None,
-    inputs: Annotated[list[str] | None, typer.Option("--input", help="A call argument; repeatable.")] = None,
-    init: Annotated[list[str] | None, typer.Option("--init", help="A constructor argument; repeatable.")] = None,
+    inputs: InputTexts = None,
+    init: InitTexts = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode; train adds backward.")] = "eval",
-    factory: Annotated[
-        bool | None, typer.Option("--factory/--no-factory", help="The named function returns a module, or does not.")
-    ] = None,
+    factory: IsFactory = None,
     state_dict: Annotated[Path | None, typer.Option(help="Trained weights.")] = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps that are measured.")] = STEPS,
     precision: Annotated[str | None, typer.Option(help="match, strict, tf32 or bf16, for the saved tasks.")] = None,
@@ -94,13 +93,7 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
       drk profile model.py -o report.html              the same as one page; --open shows it
       drk optimize --from-profile                      then make the hottest module faster
     """
-    if module is not None:
-        if capture is not None:
-            raise UsageError("--capture and -m exclude each other")
-        capture = f"-m {module}"
-    if (target is None) == (capture is None):
-        advice = "drk profile model.py:Net, or drk profile --capture 'python train.py'"
-        raise UsageError("name either a target or a command", help=advice)
+    command = _command(target, capture, module)
     if export is not None and out_file is None:
         raise UsageError("--export needs a file", help=f"--export {export} -o step.json")
     intake = {"inputs": inputs or [], "init": init or [], "mode": mode, "factory": factory, "state_dict": state_dict}
@@ -108,7 +101,7 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
     settings = load_settings(given).settings
     request = _Request(
         target=target,
-        command=capture,
+        command=command,
         intake=intake,
         steps=steps,
         profiles_dir=profiles_dir,
@@ -120,6 +113,22 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
         open_it=open_it,
     )
     _run(ctx, request, settings)
+
+
+def _command(target: str | None, capture: str | None, module: str | None) -> str | None:
+    """Return the command to run; null where a target is called.
+
+    Raises:
+        UsageError: not exactly one of the three is named.
+    """
+    if module is not None:
+        if capture is not None:
+            raise UsageError("--capture and -m exclude each other")
+        capture = f"-m {module}"
+    if (target is None) == (capture is None):
+        advice = "drk profile model.py:Net, or drk profile --capture 'python train.py'"
+        raise UsageError("name either a target or a command", help=advice)
+    return capture
 
 
 def _run(ctx: typer.Context, request: _Request, settings: Settings) -> None:
