@@ -53,11 +53,6 @@ class Draft:
     coverage_estimate: float | None = None
     timings_s: dict[str, float] = field(default_factory=dict)
 
-    def restart(self) -> None:
-        """Forget what a first attempt found; times go on."""
-        fresh = Draft(self.evidence, timings_s=self.timings_s)
-        self.__dict__.update(fresh.__dict__)
-
     def reach(self, rung: Rung) -> None:
         """Note a rung; rungs are only ever climbed."""
         if self.reached is None or RUNGS.index(rung) > RUNGS.index(self.reached):

@@ -106,7 +106,7 @@ class Evaluation:
         except Stop as stop:
             if self.gym.gpu is None or not is_gpu_memory(stop.failure):
                 raise
-            self.draft.restart()
+            self.draft = Draft(self.draft.evidence, timings_s=self.draft.timings_s)
             self.launched = False
             self._note_insensitive(session)
             async with self.gym.room(self.gym.memory_bytes):

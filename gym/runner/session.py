@@ -180,6 +180,14 @@ class Session:
             self.meta["inputs"], key, self.device, reference=self.reference, reduce=self.reduce, tensors=self.tensors()
         )
 
+    def draw_whole(self, key: int) -> tuple[list[Any], dict[str, Any]]:
+        """Draw this key's inputs at the user's own sizes."""
+        reduce, self.reduce = self.reduce, None
+        try:
+            return self.draw(key)
+        finally:
+            self.reduce = reduce
+
     def tensors(self) -> Path | None:
         """Return the safetensors file that came with the task, if any."""
         path = self.scratch / "tensors.safetensors"
@@ -281,9 +289,9 @@ class Session:
         budget = int(message["elements"])
         compiled = self.device != "cpu"
         plan = values.reduce_plan(forward, args, kwargs, budget, compiled=compiled)
-        given = elements((args, kwargs))
+        given = structure.elements((args, kwargs))
         if not plan and 0 < given <= budget:
-            made = elements(forward(*args, **kwargs))
+            made = structure.elements(forward(*args, **kwargs))
             if made > budget:  # few indices, wide rows: the work is in the outputs
                 smaller = max(budget * given // made, 1)
                 plan = values.reduce_plan(forward, args, kwargs, smaller, compiled=compiled)
@@ -297,11 +305,7 @@ class Session:
 
     def capture(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Return the ATen graph of one call at full size."""
-        reduce, self.reduce = self.reduce, None
-        try:
-            args, kwargs = self.draw(int(message["key"]))
-        finally:
-            self.reduce = reduce
+        args, kwargs = self.draw_whole(int(message["key"]))
         self.snapshot.restore(self.built)
         try:
             with torch.no_grad(), self.under_autocast():
@@ -320,11 +324,7 @@ class Session:
 
     def parts(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Return how the module's parts are called in one call at full size (:mod:`drk.gym.runner.parts`)."""
-        reduce, self.reduce = self.reduce, None
-        try:
-            inputs = self.draw(int(message["key"]))
-        finally:
-            self.reduce = reduce
+        inputs = self.draw_whole(int(message["key"]))
         rounds = 1 if self.device == "cpu" else 2  # the first call on a GPU loads libraries
         rows: list[dict[str, Any]] = []
         for _ in range(rounds):
@@ -348,11 +348,6 @@ class Session:
         transfer.write_tensors(fds[0] if fds else self.arena_fd, self.pending, self.layout)
         self.pending = []
         return {}
-
-
-def elements(value: Any) -> int:
-    """Return the number of elements in all tensors of a nested value."""
-    return sum(tensor.numel() for _, tensor in structure.tensors(value))
 
 
 def read_state(fd: int, layout: list[dict[str, Any]], size_bytes: int) -> dict[str, torch.Tensor]:

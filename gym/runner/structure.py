@@ -256,3 +256,8 @@ def aliases(
 def size_bytes(value: Any) -> int:
     """Return the bytes of all tensors in ``value``."""
     return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors(value))
+
+
+def elements(value: Any) -> int:
+    """Return the number of elements of all tensors in ``value``."""
+    return sum(tensor.numel() for _, tensor in tensors(value))
