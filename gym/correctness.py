@@ -154,7 +154,8 @@ class Trials:
         Raises:
             Stop: it failed, or ended while its outputs were read.
         """
-        answer = await self.evaluation.ask(self.runner, "run", "run", timeout_s, **message)
+        restore = sorted(self.session.attributes)
+        answer = await self.evaluation.ask(self.runner, "run", "run", timeout_s, restore=restore, **message)
         return await self._fetched(answer), answer
 
     async def _fetched(self, answer: dict[str, Any]) -> dict[str, torch.Tensor]:

@@ -113,6 +113,7 @@ class ReferenceSession:
         self.untold: list[str] = []
         self.users = 0
         self.operators: list[Any] = []
+        self.attributes: set[tuple[str, str]] = set()
 
     async def prepare(self) -> None:
         """Load the user's module, plan the reduction of its inputs where interpreted, and copy its weights out.
@@ -213,6 +214,7 @@ class ReferenceSession:
         native_answer, native = await self._leaves(
             key=key, variant=self._rung(), grad=grad, log_operators=not self.operators, recipe=shown, sample=sample
         )
+        self.attributes |= {(str(part), str(name)) for part, name in native_answer.get("attributes") or []}
         self.operators = self.operators or native_answer.get("operators") or []
         _, truth = await self._leaves(key=key, variant="float64", grad=grad, recipe=shown, sample=sample)
         missing = sorted(set(native) - set(truth))

@@ -29,10 +29,14 @@ class StateSnapshot:
     """Copies of a module's parameters and buffers, to restore before each call and to find what a call changed.
 
     ``plain`` are copies of plain attributes (counters, lists of them), by part: they are restored and not compared.
+    ``restorable`` names those, as (part, attribute), that are restored; None for all. A candidate's are restored only
+    where the reference changes the like: to wind back whatever a candidate notes of its calls would undo a cache's key
+    together with the proof that it is a cache.
     """
 
     tensors: dict[str, torch.Tensor]
     plain: dict[str, dict[str, Any]] = field(default_factory=dict)
+    restorable: frozenset[tuple[str, str]] | None = None
 
     @classmethod
     def take(cls, module: torch.nn.Module) -> StateSnapshot:
@@ -47,11 +51,20 @@ class StateSnapshot:
                 saved = self.tensors.get(key)
                 if saved is not None and saved.shape == value.shape:
                     value.detach().copy_(saved)
-        for path, part in module.named_modules():
-            for key, kept in self.plain.get(path, {}).items():
-                if is_plain(vars(part).get(key)) and vars(part).get(key) != kept:
-                    vars(part)[key] = copy.deepcopy(kept)
+        parts = dict(module.named_modules())
+        for path, key in self.changed_attributes(module):
+            if self.restorable is None or (path, key) in self.restorable:
+                vars(parts[path])[key] = copy.deepcopy(self.plain[path][key])
         module.zero_grad(set_to_none=True)
+
+    def changed_attributes(self, module: torch.nn.Module) -> list[tuple[str, str]]:
+        """Return the plain attributes, as (part, attribute), that differ from their copies now."""
+        return [
+            (path, key)
+            for path, part in module.named_modules()
+            for key, kept in self.plain.get(path, {}).items()
+            if is_plain(vars(part).get(key)) and vars(part).get(key) != kept
+        ]
 
     def changed(self, module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
         """Return the tensors that differ from their copies now."""
@@ -124,6 +137,7 @@ class Outcome:
     operators: list[dict[str, Any]] = field(default_factory=list)
     held: list[tuple[str, torch.Tensor]] = field(default_factory=list)
     aliased: list[str] = field(default_factory=list)
+    attributes: list[tuple[str, str]] = field(default_factory=list)
 
 
 @contextlib.contextmanager
@@ -186,6 +200,7 @@ def call(
             leaves += shrink(gradient_leaves(module, value, args, kwargs, options), options.sample)
     outcome = Outcome(leaves, structure.describe(value), log.rows if log is not None else [], held)
     outcome.aliased = sorted({name for name, _ in structure.aliases(held, structure.tensors((args, kwargs)))})
+    outcome.attributes = snapshot.changed_attributes(module)
     changed = [(f"state:{key}", tensor) for key, tensor in snapshot.changed(module)]
     for path, tensor in structure.tensors((args, kwargs)):
         if not same(before[path], fingerprint(tensor, options.whole)):

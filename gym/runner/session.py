@@ -39,6 +39,7 @@ from drk.gym.runner.tripwires import Tripwires
 
 QUEUE_CYCLES = 4_000_000
 TIDY_BYTES = 2 * 2**30
+MAX_ATTRIBUTES = 1000  # more than any module keeps counters
 
 Handler = Callable[[dict[str, Any], list[int]], dict[str, Any]]
 
@@ -198,7 +199,8 @@ class Session:
 
         ``message``: ``key``; ``variant`` (``native``, ``float64`` or a rung); ``grad``; ``log_operators``; ``recipe``
         (see :mod:`drk.gym.runner.recipes`); ``sample`` (how large leaves are shown); ``poison`` (shapes and dtypes to
-        spoil in free memory first); ``ablate`` (true, or the name of one kernel: launch nothing of the candidate's).
+        spoil in free memory first); ``ablate`` (true, or the name of one kernel: launch nothing of the candidate's);
+        ``restore`` (a candidate's plain attributes that the reference changes too).
         """
         options = CallOptions(
             variant=message.get("variant", "native"),
@@ -214,6 +216,8 @@ class Session:
         module, snapshot = self.built, self.snapshot
         if options.variant == "float64":
             module, snapshot = self.truth_module()
+        if self.role == "candidate":
+            snapshot.restorable = frozenset((str(part), str(key)) for part, key in message.get("restore") or [])
         if self.device != "cpu":
             torch.cuda.reset_peak_memory_stats()
             # What follows queues behind this: a kernel on another stream that does not wait for its inputs, or whose
@@ -236,6 +240,7 @@ class Session:
             "description": outcome.description,
             "operators": outcome.operators,
             "aliased": outcome.aliased,
+            "attributes": outcome.attributes[:MAX_ATTRIBUTES],
             "suppressed": sorted(set(suppressed)),
             "launched": census.owned_launches() if options.log_operators else None,
             "tripped": self.tripwires.tripped() if self.tripwires is not None else [],

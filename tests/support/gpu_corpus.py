@@ -28,6 +28,7 @@ def root_kernel(x_ptr, out_ptr, n, BLOCK: tl.constexpr):
 
 
 def root(x, out=None):
+    x = x.contiguous()
     out = torch.empty_like(x) if out is None else out
     root_kernel[(triton.cdiv(x.numel(), 1024),)](x, out, x.numel(), BLOCK=1024)
     return out
