@@ -30,6 +30,7 @@ import httpx
 
 from drk.gym.errors import BundleError, HostError, TaskError
 from drk.gym.gym_connection import FIRST_PAUSE_S, PASSING, GymConnection, raise_refusal
+from drk.gym.kernels import ReferenceProfile, reference_profile
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.settings import GymSettings
 from drk.gym.wire import candidate_to_json, task_id, task_to_json, verdict_from_json
@@ -184,6 +185,10 @@ class RemoteGym:
         """Return how the reference's parts are called. See :meth:`drk.gym.Gym.parts`."""
         report = await self._report(task, "parts")
         return [dict(row) for row in report["parts"]]
+
+    async def kernels(self, task: Task) -> ReferenceProfile:
+        """Return the reference's measured kernels. See :meth:`drk.gym.Gym.kernels`."""
+        return reference_profile(await self._report(task, "kernels"))
 
     async def profile(self, task: Task) -> dict[str, Any]:
         """Return shapes, graph and estimated cost of the reference."""

@@ -12,6 +12,7 @@ up to ``settings.parallel``; what is timed is timed alone.
 from __future__ import annotations
 
 import asyncio
+import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -22,7 +23,8 @@ from typing import Any, Self
 from drk.gym.devices import Gpu, device_facts, list_gpus
 from drk.gym.errors import DeviceError, HostError, TaskError
 from drk.gym.judge import Evaluation
-from drk.gym.measure import Measurement, measure_interpreted
+from drk.gym.kernels import ReferenceProfile, reference_profile
+from drk.gym.measure import PROFILE_RUNS, Measurement, measure_interpreted
 from drk.gym.offline_compile import OfflineCompile
 from drk.gym.reference import ReferenceSession, task_files
 from drk.gym.runner_handle import RunnerHandle
@@ -317,6 +319,21 @@ class Gym:
         async with self.using(task) as session:
             answer = await session.ask("parts", self.settings.limits.compile_s, key=session.keys[0])
         return [dict(row) for row in answer.get("parts") or []]
+
+    async def kernels(self, task: Task) -> ReferenceProfile:
+        """Return which kernels a forward call of the reference runs, and for how long; nothing without a GPU.
+
+        It is run a few times on fresh inputs with the GPU to itself, under Proton.
+
+        Raises:
+            TaskError: the reference cannot be loaded or run, or the profiler failed.
+        """
+        if self.gpu is None:
+            return ReferenceProfile()
+        keys = [secrets.randbits(62) for _ in range(PROFILE_RUNS)]
+        async with self.using(task) as session, self.room(session.peak_bytes), self._measuring().turns.alone():
+            answer = await session.ask("profile", self.settings.limits.compile_s, keys=keys)
+        return reference_profile({"gpu": self.gpu.name, "kernels": answer.get("kernels")})
 
 
 def _usable(started: asyncio.Task[ReferenceSession]) -> bool:

@@ -1,11 +1,77 @@
-"""Kernel tables: what offline compilation, the interpreter and the profiler each know, in one list."""
+"""Kernel tables: what offline compilation, the interpreter and the profiler each know, in one list.
+
+Rows about a candidate are the schema's :class:`KernelRow`; a reference's kernels, which nobody is judged by, are
+:class:`ReferenceKernel` and say where in the user's code they are launched. Both are read from the JSON of a Runner,
+or of a gym server, where anything may stand: what is malformed is left out, and unknown figures are null.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+import math
+from dataclasses import dataclass, replace
 from typing import Any
 
 from drk.gym.schema import KernelRow
+
+
+@dataclass(frozen=True)
+class ReferenceKernel:
+    """One kernel at one place of a reference, per call: ``share`` is of the device time of all kernels.
+
+    ``module`` is the path of the innermost part that launched it (empty for the module itself), ``source`` the user's
+    line as ``file.py:12``; both are empty where unknown.
+    """
+
+    name: str
+    launches: int
+    time_us: float
+    share: float | None = None
+    module: str = ""
+    source: str = ""
+
+
+@dataclass(frozen=True)
+class ReferenceProfile:
+    """The measured kernels of a reference, most time first, and the GPU's name; empty where there is no GPU."""
+
+    gpu: str = ""
+    kernels: tuple[ReferenceKernel, ...] = ()
+
+
+def reference_profile(data: Any) -> ReferenceProfile:
+    """Return the profile that ``data`` describes: an object with ``gpu`` and ``kernels``."""
+    if not isinstance(data, dict):
+        return ReferenceProfile()
+    rows = data.get("kernels")
+    found = [_reference_kernel(row) for row in rows] if isinstance(rows, list | tuple) else []
+    kernels = sorted((row for row in found if row is not None), key=lambda row: -row.time_us)
+    return ReferenceProfile(_text(data.get("gpu")), tuple(kernels))
+
+
+def _reference_kernel(row: Any) -> ReferenceKernel | None:
+    if not isinstance(row, dict):
+        return None
+    time_us, launches = _figure(row.get("time_us")), _figure(row.get("launches"))
+    if time_us is None:
+        return None
+    return ReferenceKernel(
+        _text(row.get("name")) or "?",
+        max(int(launches or 1), 1),
+        time_us,
+        _figure(row.get("share")),
+        _text(row.get("module")),
+        _text(row.get("source")),
+    )
+
+
+def _figure(value: Any) -> float | None:
+    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return float(value) if known else None
+
+
+def _text(value: Any) -> str:
+    """Return ``value`` as one short line of printable characters; it may go into a prompt."""
+    return "".join(char for char in str(value or "")[:400] if char.isprintable())[:200]
 
 
 def merge_kernels(compiled: list[KernelRow], launched: list[Any]) -> list[KernelRow]:

@@ -59,7 +59,7 @@ class ProfileBody(Options):
     """A task without a candidate: ``what`` to find out about its reference."""
 
     task: TaskBody
-    what: Literal["profile", "inspection", "capture", "parts"] = "profile"
+    what: Literal["profile", "inspection", "capture", "parts", "kernels"] = "profile"
     wait_s: Annotated[float, Field(ge=0, le=3600)] = 0.0
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 JobState = Literal["waiting", "running", "done", "failed", "cancelled", "expired"]
-JobKind = Literal["evaluation", "inspection", "capture", "parts", "profile"]
+JobKind = Literal["evaluation", "inspection", "capture", "parts", "kernels", "profile"]
 TERMINAL = ("done", "failed", "cancelled", "expired")
 
 

@@ -131,10 +131,13 @@ class Bench:
         async def parts() -> Outcome:
             return Outcome("done", report={"parts": await gym.parts(task)})
 
+        async def kernels() -> Outcome:
+            return Outcome("done", report=asdict(await gym.kernels(task)))
+
         async def profile() -> Outcome:
             return Outcome("done", report=await self._profile(task))
 
-        looks = {"inspection": inspection, "capture": capture, "parts": parts, "profile": profile}
+        looks = {"inspection": inspection, "capture": capture, "parts": parts, "kernels": kernels, "profile": profile}
         return {"evaluation": evaluation, **looks}[fields.get("kind", "evaluation")]
 
     async def _profile(self, task: Task) -> dict[str, Any]:

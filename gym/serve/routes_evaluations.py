@@ -48,7 +48,7 @@ async def submit_evaluation(body: EvaluationBody, who: Evaluator, desk: Front, r
 
 @router.post("/profiles", responses={202: {"description": "Accepted, not finished yet."}, **SUBMIT_ERRORS})
 async def submit_profile(body: ProfileBody, who: Profiler, desk: Front, response: Response) -> dict[str, Any]:
-    """Look at a task's reference: shapes, graph, estimated cost."""
+    """Look at a task's reference: shapes, graph, estimated cost, measured kernels."""
     task = await asyncio.to_thread(desk.read_task, body.task)
     (job_id,) = await desk.submit(who, [Item(body.what, task, None)], body)
     return _answer(response, job_id, await desk.wait(job_id, body.wait_s))

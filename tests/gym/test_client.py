@@ -12,6 +12,7 @@ from gym_service import REFERENCE, RIGHT, TASK, WRONG, GymService
 
 from drk.gym.client import RemoteGym
 from drk.gym.errors import BundleError, HostError, TaskError
+from drk.gym.kernels import ReferenceProfile
 from drk.gym.schema import Candidate
 from drk.gym.settings import GymSettings, Timing
 from drk.gym.wire import task_from_json
@@ -164,6 +165,7 @@ async def test_it_does_what_a_gym_does(service) -> None:
         assert (await gym.inspect(TASK_VALUE)).inputs[0]["shape"] == [8, 16]
         graph = await gym.capture(TASK_VALUE)
         assert "relu" in json.dumps(graph)
+        assert await gym.kernels(TASK_VALUE) == ReferenceProfile()  # an interpreter measures nothing
         broken = task_from_json({**TASK, "files": {"model.py": REFERENCE.replace("torch.relu(x)", "nonsense")}})
         with pytest.raises(TaskError) as caught:
             await gym.evaluate(broken, Candidate(RIGHT))

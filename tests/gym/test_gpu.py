@@ -44,6 +44,19 @@ def test_honest_kernel_is_measured(loop_gym) -> None:
     assert [row.name for row in verdict.kernels if row.owned] == ["root_kernel"]
 
 
+def test_the_references_kernels_are_measured(loop_gym) -> None:
+    loop, gym = loop_gym
+    found = loop.run_until_complete(gym.kernels(TASK))
+    assert found.gpu == gym.gpu.name
+    assert found.kernels and all(row.time_us > 0 and row.launches >= 1 for row in found.kernels)
+    assert 0.99 < sum(row.share for row in found.kernels) < 1.01
+    lines = REFERENCE.splitlines()
+    places = {row.source for row in found.kernels if row.source}
+    assert places and all("torch" in lines[int(place.removeprefix("model.py:")) - 1] for place in places), places
+    again = loop.run_until_complete(gym.evaluate(TASK, Candidate(candidate("return root(x)"))))
+    assert again.status == "accepted", (again.error, again.flags, again.notes)
+
+
 def test_candidate_equal_to_the_reference_is_no_faster(loop_gym) -> None:
     loop, gym = loop_gym
     same = REFERENCE.replace("Model", "ModelNew")
