@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from drk.assistant.synth.naming import NameTable, kernel_words, value_names
 from drk.assistant.synth.planner import plan
 from drk.assistant.synth.pointwise import BLOCKS, Block, write_pointwise
 from drk.assistant.synth.pooling import write_pooling
-from drk.assistant.synth.regions import Region, Rules, facts_of, product_of
+from drk.assistant.synth.regions import Region, Rules, product_of
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.row_reduction import write_row
 from drk.assistant.synth.scan import write_scan
@@ -73,38 +73,63 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     if variant.channels_last:
         rewritten = channels_last(rewritten)
     names = value_names(rewritten)
-    facts = facts_of(rewritten)
     possible = [region for region in plan(rewritten, variant.rules) if region.outputs or region.attention]
     regions = [region for region in possible if region.kind != "pointwise" or len(region.nodes) > 1] or possible
     # A torch operator would hand its input's layout on to the module's caller.
     regions = possible if variant.channels_last else regions
     if not regions:
         raise UnsupportedGraph("no operators that a kernel could take together")
-    groups = _ordered(rewritten, regions)
-    owned: set[str] = set()
-    table = NameTable(names.values())
-    steps: list[Step] = []
-    for group in groups:
-        if not isinstance(group, Region):
-            steps.append(Step((group,)))
-            continue
-        name = table.claim(kernel_words(group))
-        table.claim(f"{name}_kernel")
-        known = frozenset(owned)
-        if group.kind == "attention":
-            kernel = _attention(group, name, names, rewritten, frozenset(owned), variant)
-        elif group.kind == "matmul":
-            tile = _tile(group, facts.metas, variant, multiprocessors)
-            kernel = write_matmul(group, name, names, facts.metas, known, tile)
-        else:
-            write = _WRITERS[group.kind]
-            kernel = write(group, name, names, facts.metas, known, variant.block)
-        owned |= set(kernel.outputs) if group.kind != "attention" else set()
-        steps.append(Step(group.nodes, kernel))
+    steps = write_steps(rewritten, regions, names, NameTable(names.values()), variant, multiprocessors=multiprocessors)
     kernels = tuple(step.kernel for step in steps if step.kernel is not None)
     summary = _summary(kernels, variant)
     source = write_module(rewritten, steps, names, summary, exact_shapes=variant.exact_shapes)
     return Compiled(source, kernels, tuple(regions), variant.note)
+
+
+def write_steps(
+    graph: Graph,
+    regions: Sequence[Region],
+    names: Mapping[str, str],
+    table: NameTable,
+    variant: Variant,
+    *,
+    multiprocessors: int = 132,
+    words: Callable[[Region], str] = kernel_words,
+) -> list[Step]:
+    """Write a kernel for each of ``regions``; what they leave stays single torch operators.
+
+    Args:
+        graph: the graph that was planned.
+        regions: what to write kernels for.
+        names: readable names of values.
+        table: unique names for kernels are claimed here.
+        variant: tiles and blocks.
+        multiprocessors: of the device, for the choice of tiles.
+        words: names a region's kernel.
+
+    Raises:
+        UnsupportedGraph: the regions depend on one another in a circle.
+    """
+    metas = graph.metas()
+    owned: set[str] = set()
+    steps: list[Step] = []
+    for group in _ordered(graph, regions):
+        if not isinstance(group, Region):
+            steps.append(Step((group,)))
+            continue
+        name = table.claim(words(group))
+        table.claim(f"{name}_kernel")
+        known = frozenset(owned)
+        if group.kind == "attention":
+            kernel = _attention(group, name, names, graph, known, variant)
+        elif group.kind == "matmul":
+            kernel = write_matmul(group, name, names, metas, known, _tile(group, metas, variant, multiprocessors))
+        else:
+            write = _WRITERS[group.kind]
+            kernel = write(group, name, names, metas, known, variant.block)
+        owned |= set(kernel.outputs) if group.kind != "attention" else set()
+        steps.append(Step(group.nodes, kernel))
+    return steps
 
 
 def _attention(
