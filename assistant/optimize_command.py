@@ -49,7 +49,7 @@ from drk.assistant.runs import ADVICE, LATEST, Run, open_run
 from drk.assistant.search import Advice
 from drk.assistant.settings import Settings, load_settings
 from drk.assistant.summary import event_line, progress_text, summary
-from drk.assistant.task_building import Autocast, Captured, InitTexts, InputTexts, IsFactory, TaskOptions
+from drk.assistant.task_building import Autocast, Captured, InitTexts, InputTexts, IsFactory, TaskOptions, Trains
 from drk.gym.schema import Candidate
 
 SAMPLES = 4
@@ -64,6 +64,7 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     inputs: InputTexts = None,
     init: InitTexts = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
+    train: Trains = False,
     factory: IsFactory = None,
     capture: Captured = "",
     autocast: Autocast = "",
@@ -110,7 +111,7 @@ def optimize(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """
     flags = _flags(precision, device, arch, turns, max_time, model, seeds, sandbox, runs_dir)
     asked: dict[str, Any] = {"inputs": inputs or [], "init": init or [], "mode": mode, "factory": factory}
-    asked |= {"capture": capture, "autocast": autocast}
+    asked |= {"capture": capture, "autocast": autocast, "train": train}
     told = _Told(base_url, model_option or (), builtin_first, hint or (), from_file or (), max_cost, max_gpu_seconds)
     _run(
         ctx,

@@ -58,6 +58,7 @@ def _verify_words(options: TaskOptions, settings: Settings, path: str, file: str
         ("--autocast", options.autocast, ""),
     ):
         words += [name, value] if value != usual else []
+    words += ["--train"] if options.train else []
     if options.factory is not None:
         words.append("--factory" if options.factory else "--no-factory")
     return words + (["--state-dict", str(options.state_dict.resolve())] if options.state_dict else [])

@@ -4,7 +4,7 @@ The loop cannot tell them apart. Found by name: ``builtin`` (the fusion compiler
 ``openai:NAME``, ``vllm:FOLDER`` and ``transformers:FOLDER`` (language models, :mod:`drk.assistant.llm`), ``nano``
 (this project's small one), and ``replay:PATH`` (recorded candidates or answers). ``ordered`` says whether what one call
 returns stands in order of expected gain: without a GPU nothing else tells accepted candidates apart, so the search may
-stop at the first one.
+stop at the first one. Those that make use of the reference's measured kernels say so by ``reads_hotspots``.
 
 A proposer is deterministic where it can be, keeps nothing between calls, and reads the history instead: a resumed run
 then goes on as the first would have. An empty list means that it has nothing more to offer. Those that hold something
@@ -20,11 +20,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
+from drk.assistant.answer_parser import missing_candidate
 from drk.assistant.episode import Turn
 from drk.assistant.errors import UsageError, did_you_mean
+from drk.assistant.hotspots import Hotspots
 from drk.gym.devices import DeviceFacts
 from drk.gym.graph import Graph
-from drk.gym.schema import Candidate, KernelRow, Task
+from drk.gym.schema import Candidate, Task
 from drk.gym.wire import candidate_id
 
 if TYPE_CHECKING:
@@ -36,7 +38,8 @@ class ProposeContext:
     """What a proposer may look at. ``graph`` is null where the module could not be captured.
 
     ``turn`` is the step to propose for (0: one after the history's last); ``folder`` the run's, where a proposer may
-    keep a journal of its own; ``hotspots`` the reference's measured kernels; ``hints`` what the user suggests.
+    keep a journal of its own; ``hotspots`` the reference's measured kernels (null where nobody asked for them);
+    ``hints`` what the user suggests.
     """
 
     task: Task
@@ -46,7 +49,7 @@ class ProposeContext:
     limit: int = 4
     turn: int = 0
     folder: Path | None = None
-    hotspots: tuple[KernelRow, ...] = ()
+    hotspots: Hotspots | None = None
     hints: tuple[str, ...] = ()
 
     @property
@@ -73,9 +76,11 @@ class BuiltinProposer:
     ordered = True
 
     async def propose(self, context: ProposeContext) -> list[Candidate]:
-        """Return the compiler's next variants that were not judged yet."""
+        """Return the compiler's next variants that were not judged yet; where gradients are judged, with theirs."""
         if context.graph is None:
             return []
+        if context.task.grad:
+            return await asyncio.to_thread(_training_candidates, context.graph, context)
         from drk.assistant.synth import BuiltinProposer as FusionCompiler  # large, and only this proposer needs it
 
         compiler, graph = FusionCompiler(), context.graph
@@ -86,6 +91,18 @@ class BuiltinProposer:
         return [one for one in found if candidate_id(one) not in context.seen][: context.limit]
 
 
+def _training_candidates(graph: Graph, context: ProposeContext) -> list[Candidate]:
+    """Candidates with backward kernels, or one that says why there are none."""
+    from drk.assistant.synth.backward_module import TrainingProposer  # large, and only this proposer needs it
+
+    limit = context.limit + len(context.history)
+    compiler = TrainingProposer()
+    found, why = compiler.propose(graph, hardware=context.hardware, history=context.history, limit=limit)
+    if not found and not context.history:
+        return [missing_candidate(why, proposer=compiler.name, mark=f"turn {context.turn}")]
+    return [one for one in found if candidate_id(one) not in context.seen][: context.limit]
+
+
 class SeededProposer:
     """Begins with another proposer's candidates and goes on with ``then``; that one begins where there are none."""
 
@@ -94,6 +111,7 @@ class SeededProposer:
     def __init__(self, first: Proposer, then: Proposer) -> None:
         self.name = then.name
         self.endpoint: str | None = getattr(then, "endpoint", None)
+        self.reads_hotspots = reads_hotspots(first) or reads_hotspots(then)
         self._first = first
         self._then = then
 
@@ -111,6 +129,11 @@ class SeededProposer:
         """Return the first proposer's candidates while nothing was judged yet, else the other's."""
         found = [] if context.history else await self._first.propose(context)
         return found or await self._then.propose(context)
+
+
+def reads_hotspots(proposer: Proposer) -> bool:
+    """Say whether ``proposer`` makes use of the reference's measured kernels, which cost a profile."""
+    return bool(getattr(proposer, "reads_hotspots", False))
 
 
 @contextlib.asynccontextmanager

@@ -40,12 +40,18 @@ IsFactory = Annotated[
 Captured = Annotated[
     str, typer.Option("--capture", metavar="COMMAND", help="Your own command: inputs as it calls the target.")
 ]
+Trains = Annotated[
+    bool, typer.Option("--train", help="It trains: train mode, and gradients are judged and get kernels too.")
+]
 Autocast = Annotated[str, typer.Option("--autocast", metavar="DTYPE", help="Call it under autocast: bf16 or f16.")]
 
 
 @dataclass(frozen=True)
 class TaskOptions:
-    """What the command line says about the task. ``capture`` is the user's own command line."""
+    """What the command line says about the task. ``capture`` is the user's own command line.
+
+    ``train`` stands for train mode and for gradients of inputs and parameters.
+    """
 
     target: str
     inputs: Sequence[str] = ()
@@ -55,6 +61,12 @@ class TaskOptions:
     state_dict: Path | None = None
     capture: str = ""
     autocast: str = ""
+    train: bool = False
+
+    @property
+    def run_mode(self) -> Mode:
+        """The module's mode."""
+        return "train" if self.train else self.mode
 
 
 def build_task(
@@ -76,7 +88,7 @@ def build_task(
     if options.capture:
         return _captured(options, autocast, precision, tolerance, tell)
     convert = _converter(gym)
-    facts = {"mode": options.mode, "precision": precision, "tolerance": tolerance, "factory": options.factory}
+    facts = {"mode": options.run_mode, "precision": precision, "tolerance": tolerance, "factory": options.factory}
     inputs: Inputs | None = None
     located = locate_target(options.target, factory=options.factory)
     if located.target.submodule and not options.inputs:
@@ -90,7 +102,7 @@ def build_task(
         known_inputs=inputs,
         **facts,  # type: ignore[arg-type]
     )
-    return replace(task, autocast=autocast)
+    return replace(task, autocast=autocast, grad=options.train)
 
 
 def autocast_name(text: str) -> str | None:
@@ -129,7 +141,7 @@ def _captured(
         state_dict=state,
         timeout_s=LONGEST_CAPTURE_S,
     )
-    first = tasks[0]
+    first = replace(tasks[0], mode="train", grad=True) if options.train else tasks[0]
     if len(tasks) > 1:
         tell(f"captured {len(tasks)} kinds of calls; the most frequent one ({first.weight:.0%} of them) is taken")
     return replace(first, autocast=autocast) if autocast else first
@@ -147,7 +159,7 @@ def _part_inputs(options: TaskOptions, gym: GymSettings, convert: Callable[[Path
     task = whole.task(constructor_inputs(whole, options.init), _whole_inputs(whole, options))
     if options.state_dict is not None:
         task = replace(task, tensors=read_state(options.state_dict, None, convert))
-    rows = asyncio.run(_parts(replace(task, mode=options.mode), gym))
+    rows = asyncio.run(_parts(replace(task, mode=options.run_mode), gym))
     row = next((one for one in rows if one["path"] == part), None)
     call = read_call(row) if row is not None else None
     if call is None:

@@ -22,7 +22,16 @@ from drk.assistant.console import Console, console_from
 from drk.assistant.errors import ExitCode, TargetError
 from drk.assistant.gym_address import open_gym
 from drk.assistant.settings import Settings, load_settings
-from drk.assistant.task_building import Autocast, Captured, InitTexts, InputTexts, IsFactory, TaskOptions, build_task
+from drk.assistant.task_building import (
+    Autocast,
+    Captured,
+    InitTexts,
+    InputTexts,
+    IsFactory,
+    TaskOptions,
+    Trains,
+    build_task,
+)
 from drk.assistant.verdict_text import verdict_text
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.settings import GymSettings, Timing
@@ -104,6 +113,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
     inputs: InputTexts = None,
     init: InitTexts = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode.")] = "eval",
+    train: Trains = False,
     factory: IsFactory = None,
     capture: Captured = "",
     autocast: Autocast = "",
@@ -132,7 +142,7 @@ def verify(  # noqa: PLR0913, PLR0917 - one parameter for each option
     settings = load_settings(flags).settings
     console = console_from(ctx, color=settings.color)
     source = read_candidate(candidate)
-    options = TaskOptions(reference, inputs or (), init or (), mode, factory, state_dict, capture, autocast)
+    options = TaskOptions(reference, inputs or (), init or (), mode, factory, state_dict, capture, autocast, train)
     task = build_task(
         options,
         _gym_settings(settings, timing=timing),

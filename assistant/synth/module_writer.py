@@ -46,9 +46,10 @@ def write_module(
     """
     kernels = [step.kernel for step in steps if step.kernel is not None]
     forward = _forward(graph, steps, names, exact_shapes=exact_shapes)
-    functions = closure(kernel.kernel for kernel in kernels)
+    texts = [kernel.kernel for kernel in kernels]
+    functions = closure(texts)
     head = [f'"""{summary}"""', "", "import torch"]
-    head += ["import torch.nn.functional as F"] if "F." in forward else []
+    head += ["import torch.nn.functional as F"] if any("= F." in text for text in [forward, *texts]) else []
     head += ["import triton", "import triton.language as tl", ""]
     parts = ["\n".join(head)]
     parts += [FUNCTIONS[name].strip() + "\n" for name in functions]
