@@ -10,6 +10,7 @@ in the table for the same reason.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import itertools
 import os
@@ -69,6 +70,10 @@ COMMANDS: Mapping[str, Lazy] = {
     "doctor": Lazy("drk.assistant.doctor", "doctor", "Check this machine, and show settings with their origins."),
 }
 
+PLAIN: Mapping[tuple[str, ...], str] = {("lsp",): "serve_stdio", ("lsp", "--stdio"): "serve_stdio"}
+"""Command lines that programs give and wait for, and the function that each stands for: done without the parser of
+options, which takes a sixth of a language server's start (it reads them with pydantic)."""
+
 EXAMPLES = """\b
 Examples:
   drk optimize model.py               find faster kernels for the module in model.py
@@ -122,16 +127,7 @@ def load_command(name: str, lazy: Lazy) -> Any:
     Raises:
         UsageError: it needs an extra that is not installed.
     """
-    try:
-        found = getattr(importlib.import_module(lazy.module), lazy.attribute)
-    except ModuleNotFoundError as error:
-        if not lazy.extra or (error.name or "").startswith("drk"):
-            raise
-        raise UsageError(
-            f"drk {name} needs the {lazy.extra} extra",
-            cause=f"the package {error.name} is not installed",
-            help=f"pip install 'drk[{lazy.extra}]'",
-        ) from error
+    found = import_command(name, lazy, lazy.attribute)
     if not isinstance(found, typer.Typer):
         app = typer.Typer(add_completion=False, rich_markup_mode=None)
         app.command(name, short_help=lazy.about)(found)
@@ -143,6 +139,24 @@ def load_command(name: str, lazy: Lazy) -> Any:
         command.no_args_is_help = False  # "missing command", in our form, rather than a page of help as an error
     _add_global_options(command)
     return command
+
+
+def import_command(name: str, lazy: Lazy, attribute: str) -> Any:
+    """Import a command's module and return what it has of that name.
+
+    Raises:
+        UsageError: an extra that is needed is not installed.
+    """
+    try:
+        return getattr(importlib.import_module(lazy.module), attribute)
+    except ModuleNotFoundError as error:
+        if not lazy.extra or (error.name or "").startswith("drk"):
+            raise
+        raise UsageError(
+            f"drk {name} needs the {lazy.extra} extra",
+            cause=f"the package {error.name} is not installed",
+            help=f"pip install 'drk[{lazy.extra}]'",
+        ) from error
 
 
 def _add_global_options(command: Any) -> None:
@@ -362,9 +376,23 @@ def run(argv: Sequence[str], *, log_dir: Path | None = None, protect: bool = Fal
     options = GlobalOptions(protect=protect)
     boundary = Boundary(options, as_json=wants_json(argv), log_dir=log_dir)
     with boundary:
+        if plain := PLAIN.get(tuple(argv)):
+            _run_plain(argv[0], plain, protect=protect)
+            return ExitCode.OK
         code = root_command().main(args=list(argv), prog_name="drk", standalone_mode=False, obj=options)
         return int(code) if isinstance(code, int) else ExitCode.OK
     return boundary.exit_code
+
+
+def _run_plain(name: str, attribute: str, *, protect: bool) -> None:
+    """Do a command of :data:`PLAIN`. What its modules are made of stays: the garbage collector never looks at it."""
+    if protect:
+        importlib.import_module("drk.gym.sandbox").protect_process()
+    gc.disable()
+    work = import_command(name, COMMANDS[name], attribute)
+    gc.freeze()
+    gc.enable()
+    work()
 
 
 def main() -> None:

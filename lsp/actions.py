@@ -14,29 +14,11 @@ from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types as lsp
 
-from drk.lsp.diagnostics import SOURCE
+from drk.lsp.names import COMMANDS, REWRITE, SOURCE
 from drk.lsp.offers import FileOffers, Offer, file_offers, offer_at
 
 if TYPE_CHECKING:
     from drk.lsp.session import DrkServer
-
-REWRITE = "refactor.rewrite.drk"
-KINDS = (
-    *(f"{REWRITE}.{name}" for name in ("fuse", "apply", "restore", "diff", "resume", "cancel")),
-    "source.drk.profile",
-    "source.drk.openReport",
-    "quickfix",
-)
-COMMANDS = (
-    "drk.optimize",
-    "drk.apply",
-    "drk.restore",
-    "drk.diff",
-    "drk.resume",
-    "drk.cancel",
-    "drk.profile",
-    "drk.openReport",
-)
 
 
 @dataclass(frozen=True)

@@ -172,7 +172,7 @@ async def status(server: DrkServer, argument: Argument) -> dict[str, Any]:
     }
 
 
-COMMANDS: Mapping[str, Command] = {
+HANDLERS: Mapping[str, Command] = {
     "drk.optimize": optimize,
     "drk.resume": resume,
     "drk.profile": profile,

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 from lsprotocol import types as lsp
 
 from drk.lsp.documents import path_of
+from drk.lsp.names import SOURCE
 from drk.lsp.positions import TextMap, Units
 from drk.lsp.profile_store import FileProfile, Fusable, Hotspot
 
 if TYPE_CHECKING:
     from drk.lsp.session import DrkServer
 
-SOURCE = "drk"
 MEANINGS = {
     "memory": "memory-bound: its time goes into moving data; fewer passes over memory make it faster",
     "compute": "compute-bound: its time goes into arithmetic; only cheaper arithmetic makes it faster",
@@ -118,7 +118,7 @@ def publish(server: DrkServer, uri: str) -> None:
     profile = server.profile_for(path) if settings.diagnostics else None
     if profile is None:
         if uri in server.published:
-            clear(server, uri)
+            server.clear_diagnostics(uri)
         return
     text = server.text_map(uri)
     if text is None or text.text != document.source:
@@ -130,9 +130,3 @@ def publish(server: DrkServer, uri: str) -> None:
     server.text_document_publish_diagnostics(
         lsp.PublishDiagnosticsParams(uri=uri, diagnostics=found, version=document.version)
     )
-
-
-def clear(server: DrkServer, uri: str) -> None:
-    """Take a document's diagnostics away."""
-    server.published.discard(uri)
-    server.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri=uri, diagnostics=[]))

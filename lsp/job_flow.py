@@ -10,6 +10,7 @@ Left out: output of the user's own program (``drk profile --capture``), which be
 from __future__ import annotations
 
 import contextlib
+import re
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -18,6 +19,7 @@ from pygls.exceptions import JsonRpcException
 
 from drk.assistant.events import Event
 from drk.assistant.gym_address import URL_VARIABLE
+from drk.assistant.report_store import default_profiles_dir, find_profiles_dir
 from drk.assistant.runs import Run
 from drk.lsp.diagnostics import publish
 from drk.lsp.jobs import OWN_COMMAND, Job, JobEnd, JobSpec
@@ -64,18 +66,24 @@ def _is_saved(server: DrkServer, path: Path, name: str) -> bool:
 
 
 def profile_spec(server: DrkServer, path: Path) -> JobSpec:
-    """Return the command line that profiles a file."""
+    """Return the command line that profiles a file, into the folder that is looked at for this file."""
     settings = server.settings_for(path)
-    arguments = ["profile", str(path), "--format", "json", *settings.profile_args]
+    root = server.root_for(path)
+    near = find_profiles_dir(path.parent)
+    where = near if near is not None and near.is_relative_to(root) else default_profiles_dir(root)
+    arguments = ["profile", str(path), "--format", "json", "--profiles-dir", str(where)]
+    if settings.device:
+        arguments += ["--device", settings.device]
     command = settings.command or OWN_COMMAND
-    return JobSpec("profile", path, "", arguments, server.root_for(path), command)
+    return JobSpec("profile", path, "", [*arguments, *settings.profile_args], root, command)
 
 
 def report_spec(server: DrkServer, path: Path, report: Path) -> JobSpec:
     """Return the command line that makes the page of a stored profile, beside it."""
     command = server.settings_for(path).command or OWN_COMMAND
-    arguments = ["report", str(report), "-o", str(report.with_suffix(".html")), "--format", "json"]
-    return JobSpec("report", path, str(report.with_suffix(".html")), arguments, server.root_for(path), command)
+    page = str(report.with_suffix(".html"))
+    arguments = ["report", str(report), "-o", page, "--format", "html"]
+    return JobSpec("report", path, page, arguments, server.root_for(path), command)
 
 
 async def begin_job(server: DrkServer, spec: JobSpec) -> str:
@@ -175,12 +183,14 @@ def _optimize_word(end: JobEnd) -> tuple[str, lsp.MessageType]:
 
 
 def _reason(end: JobEnd) -> str:
-    """Return why a command refused: its own error object, else the last line that it wrote."""
+    """Return why a command refused: its own error, as an object or as text, else the last line that it wrote."""
     if end.error is not None:
         parts = [str(end.error.get(name) or "") for name in ("message", "cause", "help")]
         return ". ".join(part.splitlines()[0].rstrip(".") for part in parts if part)
     lines = [line.strip() for line in end.output.splitlines() if line.strip()]
-    return lines[-1][:400] if lines else f"exit {end.exit_code}"
+    told = next((number for number, line in enumerate(lines) if line.startswith("error: ")), len(lines) - 1)
+    text = ". ".join(re.sub(r"^(error: |cause: |help: |--> )", "", line).rstrip(".") for line in lines[max(told, 0) :])
+    return text[:400] or f"exit {end.exit_code}"
 
 
 def refresh(server: DrkServer) -> None:

@@ -69,7 +69,7 @@ class JobSpec:
     @property
     def label(self) -> str:
         """File and target, for people."""
-        return f"{self.file.name}:{self.target}" if self.target else self.file.name
+        return f"{self.file.name}:{self.target}" if self.target and self.kind == "optimize" else self.file.name
 
 
 @dataclass(frozen=True)

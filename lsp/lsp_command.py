@@ -33,13 +33,17 @@ def lsp(
         raise UsageError("--tcp and --stdio exclude each other")
     verbosity = ctx.obj.verbosity if isinstance(ctx.obj, GlobalOptions) else 0
     logging.basicConfig(level=[logging.WARNING, logging.INFO, logging.DEBUG][min(max(verbosity, 0), 2)])
-    server = create_server()
     if tcp is None:
-        out = os.fdopen(os.dup(1), "wb")
-        os.dup2(2, 1)
-        server.start_io(stdout=out)
+        serve_stdio()
     elif host in LOOPBACK:
         logging.getLogger("pygls.server").setLevel(logging.INFO)  # it says the port
-        server.start_tcp(host, tcp)
+        create_server().start_tcp(host, tcp)
     else:
         raise UsageError(f"drk lsp listens on this machine only, not on {host}", help="--host 127.0.0.1")
+
+
+def serve_stdio() -> None:
+    """Serve one editor over stdin and stdout until it leaves."""
+    out = os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)
+    create_server().start_io(stdout=out)

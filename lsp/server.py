@@ -4,6 +4,9 @@ Reads (diagnostics, actions, lenses, hints, hover) are short plain functions ove
 child process. Opening, editing and closing files runs nothing of the user's, and torch is never imported here (tests
 hold both). Changes on disk (a run that ended, a new profile, from wherever) are found by looking every
 :data:`LOOK_S` seconds, since many clients do not watch folders that begin with a dot.
+
+Most of the start is the protocol's own types, which cannot be had in part. What is behind the features is therefore
+imported when it is first needed, by imports inside the handlers: ``initialize`` is answered before (a test holds it).
 """
 
 from __future__ import annotations
@@ -15,14 +18,9 @@ from typing import Any
 
 from lsprotocol import types as lsp
 
-from drk.lsp.actions import KINDS, code_actions, resolve
-from drk.lsp.annotations import code_lenses, hover, inlay_hints
-from drk.lsp.commands import COMMANDS, Command, guarded
-from drk.lsp.diagnostics import clear, publish
 from drk.lsp.documents import path_of
-from drk.lsp.job_flow import refresh
+from drk.lsp.names import COMMANDS, KINDS
 from drk.lsp.session import DrkServer
-from drk.lsp.suggestions import runs_stamp
 
 LOOK_S = 2.0
 QUIET_S = 0.25
@@ -37,14 +35,16 @@ def create_server() -> DrkServer:
     _register_lifecycle(server)
     _register_documents(server)
     _register_features(server)
-    for name, command in COMMANDS.items():
-        server.command(name)(_command_handler(server, command))
+    for name in COMMANDS:
+        server.command(name)(_command_handler(server, name))
     return server
 
 
-def _command_handler(server: DrkServer, command: Command) -> Callable[..., Awaitable[Any]]:
+def _command_handler(server: DrkServer, name: str) -> Callable[..., Awaitable[Any]]:
     async def handle(*arguments: Any) -> Any:
-        return await guarded(server, command, arguments[0] if arguments else {})
+        from drk.lsp.commands import HANDLERS, guarded
+
+        return await guarded(server, HANDLERS[name], arguments[0] if arguments else {})
 
     return handle
 
@@ -62,7 +62,7 @@ def _register_lifecycle(server: DrkServer) -> None:
     async def initialized(_: lsp.InitializedParams) -> None:
         server.run_task(_look_around(server))
         await server.pull_settings()
-        refresh(server)
+        _refresh(server)
 
     @server.feature(lsp.WORKSPACE_DID_CHANGE_CONFIGURATION)
     async def settings_changed(params: lsp.DidChangeConfigurationParams) -> None:
@@ -72,13 +72,13 @@ def _register_lifecycle(server: DrkServer) -> None:
             server.initial_settings = own
         server.forget_settings()
         await server.pull_settings()
-        refresh(server)
+        _refresh(server)
 
     @server.feature(lsp.WORKSPACE_DID_CHANGE_WORKSPACE_FOLDERS)
     async def folders_changed(_: lsp.DidChangeWorkspaceFoldersParams) -> None:
         server.forget_settings()
         await server.pull_settings()
-        refresh(server)
+        _refresh(server)
 
     @server.feature(TRUST)
     def trusted(_: Any) -> None:
@@ -94,7 +94,7 @@ def _register_lifecycle(server: DrkServer) -> None:
 def _register_documents(server: DrkServer) -> None:
     @server.feature(lsp.TEXT_DOCUMENT_DID_OPEN)
     def opened(params: lsp.DidOpenTextDocumentParams) -> None:
-        publish(server, params.text_document.uri)
+        _publish(server, params.text_document.uri)
 
     @server.feature(lsp.TEXT_DOCUMENT_DID_CHANGE)
     def changed(params: lsp.DidChangeTextDocumentParams) -> None:
@@ -110,14 +110,14 @@ def _register_documents(server: DrkServer) -> None:
         if path is not None and path.name in ("drk.toml", "pyproject.toml"):
             server.forget_settings()
             server.run_task(server.pull_settings())
-        publish(server, params.text_document.uri)
+        _publish(server, params.text_document.uri)
 
     @server.feature(lsp.TEXT_DOCUMENT_DID_CLOSE)
     def closed(params: lsp.DidCloseTextDocumentParams) -> None:
         uri = params.text_document.uri
         server.forget_document(uri)
         if uri in server.published:
-            clear(server, uri)
+            server.clear_diagnostics(uri)
 
 
 def _register_features(server: DrkServer) -> None:
@@ -125,22 +125,32 @@ def _register_features(server: DrkServer) -> None:
 
     @server.feature(lsp.TEXT_DOCUMENT_CODE_ACTION, options)
     def actions(params: lsp.CodeActionParams) -> list[lsp.CodeAction]:
+        from drk.lsp.actions import code_actions
+
         return code_actions(server, params)
 
     @server.feature(lsp.CODE_ACTION_RESOLVE)
     def resolved(action: lsp.CodeAction) -> lsp.CodeAction:
+        from drk.lsp.actions import resolve
+
         return resolve(action)
 
     @server.feature(lsp.TEXT_DOCUMENT_CODE_LENS, lsp.CodeLensOptions(resolve_provider=False))
     def lenses(params: lsp.CodeLensParams) -> list[lsp.CodeLens]:
+        from drk.lsp.annotations import code_lenses
+
         return code_lenses(server, params.text_document.uri)
 
     @server.feature(lsp.TEXT_DOCUMENT_INLAY_HINT)
     def hints(params: lsp.InlayHintParams) -> list[lsp.InlayHint]:
+        from drk.lsp.annotations import inlay_hints
+
         return inlay_hints(server, params.text_document.uri, params.range)
 
     @server.feature(lsp.TEXT_DOCUMENT_HOVER)
     def hovered(params: lsp.HoverParams) -> lsp.Hover | None:
+        from drk.lsp.annotations import hover
+
         return hover(server, params.text_document.uri, params.position)
 
 
@@ -148,7 +158,19 @@ async def _publish_when_quiet(server: DrkServer, uri: str) -> None:
     with contextlib.suppress(asyncio.CancelledError):
         await asyncio.sleep(QUIET_S)
         server.pending.pop(uri, None)
-        publish(server, uri)
+        _publish(server, uri)
+
+
+def _publish(server: DrkServer, uri: str) -> None:
+    from drk.lsp.diagnostics import publish
+
+    publish(server, uri)
+
+
+def _refresh(server: DrkServer) -> None:
+    from drk.lsp.job_flow import refresh
+
+    refresh(server)
 
 
 async def _look_around(server: DrkServer) -> None:
@@ -157,13 +179,15 @@ async def _look_around(server: DrkServer) -> None:
     while True:
         seen = _stamp(server)
         if known is not None and seen != known:
-            refresh(server)
+            _refresh(server)
         known = seen
         await asyncio.sleep(LOOK_S)
 
 
 def _stamp(server: DrkServer) -> object:
     """Return what changes when a profile or a run of an open document's folder does."""
+    from drk.lsp.suggestions import runs_stamp
+
     paths = {path.parent: path for uri in server.workspace.text_documents if (path := path_of(uri)) is not None}
     folders = {folder for path in paths.values() for folder in server.runs_dirs(path)}
     profiles = {server.profiles.stamp(path) for path in paths.values()}

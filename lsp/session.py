@@ -14,22 +14,24 @@ import asyncio
 import contextlib
 import os
 from collections.abc import Mapping
+from functools import cached_property
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from lsprotocol import types as lsp
 from pygls.exceptions import JsonRpcException
 from pygls.lsp.server import LanguageServer
 
 from drk.assistant.errors import ConfigError, DrkError
-from drk.assistant.settings import load_settings
 from drk.lsp.documents import path_of, uri_of
-from drk.lsp.jobs import JobTable
-from drk.lsp.positions import TextMap
-from drk.lsp.profile_store import FileProfile, ProfileStore
-from drk.lsp.settings import LspSettings, ResolvedLsp, resolve_settings
-from drk.lsp.suggestions import Suggestion, SuggestionStore
+
+if TYPE_CHECKING:
+    from drk.lsp.jobs import JobTable
+    from drk.lsp.positions import TextMap
+    from drk.lsp.profile_store import FileProfile, ProfileStore
+    from drk.lsp.settings import LspSettings, ResolvedLsp
+    from drk.lsp.suggestions import Suggestion, SuggestionStore
 
 SETTINGS_WAIT_S = 5.0
 SHOW_WAIT_S = 10.0
@@ -48,9 +50,6 @@ class DrkServer(LanguageServer):
 
     def __init__(self) -> None:
         super().__init__("drk", own_version(), text_document_sync_kind=lsp.TextDocumentSyncKind.Incremental)
-        self.profiles = ProfileStore()
-        self.suggestions = SuggestionStore()
-        self.jobs = JobTable()
         self.trusted = True
         self.initial_settings: Mapping[str, Any] = {}
         self.settings_known = asyncio.Event()
@@ -61,6 +60,29 @@ class DrkServer(LanguageServer):
         self._maps: dict[str, tuple[int | None, TextMap]] = {}
         self._runs_dirs: dict[Path, Path] = {}
         self._told: set[str] = set()
+
+    # --- what is imported when first needed (drk.lsp.server) ---------------------------------------------------------
+
+    @cached_property
+    def profiles(self) -> ProfileStore:
+        """The stored profiles."""
+        from drk.lsp.profile_store import ProfileStore
+
+        return ProfileStore()
+
+    @cached_property
+    def suggestions(self) -> SuggestionStore:
+        """What runs offer."""
+        from drk.lsp.suggestions import SuggestionStore
+
+        return SuggestionStore()
+
+    @cached_property
+    def jobs(self) -> JobTable:
+        """The jobs under way."""
+        from drk.lsp.jobs import JobTable
+
+        return JobTable()
 
     # --- folders and settings ------------------------------------------------------------------------------------
 
@@ -89,6 +111,8 @@ class DrkServer(LanguageServer):
 
     def take_settings(self, root: Path, editor: Mapping[str, Any]) -> None:
         """Resolve a folder's settings anew from what the editor says; problems are told once."""
+        from drk.lsp.settings import resolve_settings
+
         resolved = resolve_settings(root, editor)
         self._settings[root] = resolved
         self._runs_dirs.pop(root, None)
@@ -130,6 +154,8 @@ class DrkServer(LanguageServer):
 
     def own_runs_dir(self, root: Path) -> Path:
         """Return where jobs of a folder keep their runs."""
+        from drk.assistant.settings import load_settings
+
         if root not in self._runs_dirs:
             try:
                 self._runs_dirs[root] = load_settings(cwd=root).settings.runs_dir
@@ -142,6 +168,8 @@ class DrkServer(LanguageServer):
 
     def text_map(self, uri: str) -> TextMap | None:
         """Return the definitions of an open document; of its last text that parsed, where the present one does not."""
+        from drk.lsp.positions import TextMap
+
         document = self.workspace.text_documents.get(uri)
         if document is None:
             return None
@@ -182,6 +210,11 @@ class DrkServer(LanguageServer):
     def say(self, message: str, kind: lsp.MessageType = lsp.MessageType.Info) -> None:
         """Show a message."""
         self.window_show_message(lsp.ShowMessageParams(type=kind, message=message))
+
+    def clear_diagnostics(self, uri: str) -> None:
+        """Take a document's diagnostics away."""
+        self.published.discard(uri)
+        self.text_document_publish_diagnostics(lsp.PublishDiagnosticsParams(uri=uri, diagnostics=[]))
 
     def say_once(self, message: str, kind: lsp.MessageType) -> None:
         """Show a message unless it was shown before."""
