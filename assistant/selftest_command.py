@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from drk.gym.engine import Gym
 
 CORPUS_IN_CHECKOUT = Path("tests") / "fixtures" / "cheats"
-MAX_JOBS = 4
+MAX_JOBS = 16
 """Files judged at once; the gym keeps as many references, and an entry's files follow each other."""
 
 Standing = Outcome | Literal["needs-gpu"]
@@ -137,7 +137,8 @@ async def judge_corpus(
             result = await judge_file(gym, entry, file)
             results.append(result)
             if result.standing in (*WRONG, "error"):
-                progress.event(f"{result.standing}: {result.name}")
+                flags = f" [{', '.join(result.flags)}]" if result.flags else ""
+                progress.event(f"{result.standing}: {result.name}: {result.found[:300]}{flags}")
 
     async with Gym(settings) as gym:
         async with asyncio.TaskGroup() as group:

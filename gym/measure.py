@@ -210,9 +210,11 @@ class Contest:
         sample = self.session.sample(None)
         answer = await self._ask("candidate", "outputs", limit_s, index=index, sample=sample)
         mine = await fetch(self.runner, answer, evaluation.settings, self.session.compare_on)
-        await self._ask("eager", "prepare", limit_s, form="eager", keys=[self.window_keys[index]])
+        # Where calls change the module's state, the reference has to make those before this one as well.
+        keys = self.window_keys[0 if self.session.stateful else index : index + 1]
+        await self._ask("eager", "prepare", limit_s, form="eager", keys=keys)
         await self._ask("eager", "go", limit_s)
-        answer = await self._ask("eager", "outputs", limit_s, index=0, sample=sample)
+        answer = await self._ask("eager", "outputs", limit_s, index=len(keys) - 1, sample=sample)
         theirs = await fetch(self.session.handle, answer, evaluation.settings, self.session.compare_on)
         if mine is None or theirs is None:
             raise Stop("failed", Failure("time", "early-exit", "a process ended while timed outputs were read"))

@@ -114,6 +114,7 @@ class ReferenceSession:
         self.users = 0
         self.operators: list[Any] = []
         self.attributes: set[tuple[str, str]] = set()
+        self.stateful = False
 
     async def prepare(self) -> None:
         """Load the user's module, plan the reduction of its inputs where interpreted, and copy its weights out.
@@ -215,6 +216,7 @@ class ReferenceSession:
             key=key, variant=self._rung(), grad=grad, log_operators=not self.operators, recipe=shown, sample=sample
         )
         self.attributes |= {(str(part), str(name)) for part, name in native_answer.get("attributes") or []}
+        self.stateful |= bool(self.attributes) or any(name.startswith("state:") for name in native)
         self.operators = self.operators or native_answer.get("operators") or []
         _, truth = await self._leaves(key=key, variant="float64", grad=grad, recipe=shown, sample=sample)
         missing = sorted(set(native) - set(truth))

@@ -210,7 +210,8 @@ class RunnerHandle:
 
     async def _watch(self) -> None:
         limits = self.settings.limits
-        watch = MemoryWatch(self.pid, limits.memory_bytes)
+        table = self._zygote.processes if self._zygote is not None else None
+        watch = MemoryWatch(self.pid, limits.memory_bytes, table=table)
         next_disk = time.monotonic() + DISK_INTERVAL_S
         while self.stopped_for is None:
             await asyncio.sleep(WATCH_INTERVAL_S)

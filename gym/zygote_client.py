@@ -16,7 +16,7 @@ from typing import IO, Any
 
 from drk.gym.errors import ProtocolError, SandboxUnavailable, ZygoteError
 from drk.gym.protocol import AsyncChannel
-from drk.gym.sandbox import scrub
+from drk.gym.sandbox import ProcessTable, scrub
 
 START_S = 90.0
 FORK_S = 20.0
@@ -41,6 +41,7 @@ class ZygoteClient:
     def __init__(self, mode: str, process: subprocess.Popen[bytes], channel: AsyncChannel, words: IO[bytes]) -> None:
         self.mode = mode
         self.process = process
+        self.processes = ProcessTable()
         self._channel = channel
         self._words = words
         self._next_id = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -176,12 +176,14 @@ def call(
     snapshot: StateSnapshot,
     inputs: tuple[list[Any], dict[str, Any]],
     options: CallOptions,
+    before_work: Callable[[], None] = lambda: None,
 ) -> Outcome:
     """Run ``module`` once from its saved state, and collect the leaves.
 
     Leaves are copies made in stream order right after the call: what a side stream, a thread or a second call writes
     later is not in them. ``held`` are the returned tensors themselves. Random numbers inside the call start from the
-    key, so that two processes draw the same ones where they use the same generators in the same order.
+    key, so that two processes draw the same ones where they use the same generators in the same order. ``before_work``
+    is called ahead of each operator that is logged.
     """
     snapshot.restore(module)
     if options.weights_factor is not None:
@@ -191,7 +193,7 @@ def call(
     before = {path: fingerprint(tensor, options.whole) for path, tensor in structure.tensors((args, kwargs))}
     torch.manual_seed(options.key & 0x7FFFFFFF)
     with call_context(options):
-        log = OperatorLog() if options.log_operators else None
+        log = OperatorLog(before_work) if options.log_operators else None
         with log or contextlib.nullcontext():
             value = module(*args, **kwargs)
         held = output_leaves(value)

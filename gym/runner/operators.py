@@ -8,6 +8,7 @@ metadata and the interpreter's own storage moves are left out.
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -21,10 +22,14 @@ _FREE = {"set_", "resize_", "lift", "is_same_size", "_local_scalar_dense", "reco
 
 
 class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch leaves __init_subclass__ bare
-    """Collects one row per dispatched operator: name, operand and result shapes with dtypes."""
+    """Collects one row per dispatched operator: name, operand and result shapes with dtypes.
 
-    def __init__(self) -> None:
+    ``before`` is called ahead of each operator.
+    """
+
+    def __init__(self, before: Callable[[], None] = lambda: None) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
+        self.before = before
         self.rows: list[dict[str, Any]] = []
         self.interpreted = bool(os.environ.get("TRITON_INTERPRET"))
 
@@ -37,6 +42,7 @@ class OperatorLog(TorchDispatchMode):  # type: ignore[no-untyped-call] # torch l
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run the operator and note it."""
+        self.before()
         result = func(*args, **(kwargs or {}))
         name = func._schema.name.removeprefix("aten::")
         if not name.startswith(("empty", "new_empty")) and name not in _FREE and len(self.rows) < MAX_ROWS:

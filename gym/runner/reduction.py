@@ -32,6 +32,9 @@ INNER_SIZES = (33, 24, 32, 48, 64, 96, 128)
 # Divisible by 16, as Triton specialises arguments: a kernel that was compiled for such sizes serves these too.
 COMPILED_LEADING_SIZES = (16, 48, 32, 8, 4, 2)
 COMPILED_INNER_SIZES = (48, 80, 112, 144, 32, 64, 128)
+# Odd counts of rows whose own size divides by 16: the number of elements then still does, but fills no last block.
+ODD_LEADING_SIZES = (17, 9, 5, 3)
+ODD_SIZES = (33, *ODD_LEADING_SIZES)
 ALIGNMENT = 128
 
 
@@ -143,9 +146,17 @@ def _power_of_two(size: int) -> int:
     return min(size & -size, ALIGNMENT)
 
 
-def _sizes(group: list[_Place], size: int, aligned: bool, compiled: bool) -> list[int]:
+def _rows_divide(group: list[_Place], shapes: dict[str, torch.Size]) -> bool:
+    """Whether all places count rows (dimension 0) of a multiple of 16 elements each."""
+    return all(place.dim == 0 and shapes[place.path][1:].numel() % 16 == 0 and place.rank > 1 for place in group)
+
+
+def _sizes(group: list[_Place], shapes: dict[str, torch.Size], aligned: bool, compiled: bool) -> list[int]:
+    size = shapes[group[0].path][group[0].dim]
     leading = all(place.dim == 0 and place.rank > 2 for place in group)
-    if compiled and size % 16 == 0:
+    if compiled and _rows_divide(group, shapes):
+        wanted = [*(ODD_LEADING_SIZES if leading else ODD_SIZES), *COMPILED_INNER_SIZES]
+    elif compiled and size % 16 == 0:
         wanted = [*COMPILED_LEADING_SIZES, *COMPILED_INNER_SIZES] if leading else [*COMPILED_INNER_SIZES]
     elif aligned:
         unit = _power_of_two(size)
@@ -245,7 +256,7 @@ def reduce_plan(
         for part in _parts(group):
             if settled.intersection(part):
                 continue
-            if search.shrink(part, size, _sizes(part, size, aligned, compiled)):
+            if search.shrink(part, size, _sizes(part, sizes, aligned, compiled)):
                 settled.update(part)
             if len(settled) == len(group):
                 break

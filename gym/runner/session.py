@@ -34,8 +34,10 @@ from drk.gym.runner.execute import CallOptions, StateSnapshot
 from drk.gym.runner.parts import record_parts
 from drk.gym.runner.recipes import apply_recipe
 from drk.gym.runner.sampling import shrink
+from drk.gym.runner.side_streams import SideStreamDelay
 from drk.gym.runner.suppress import ablated, poison_free_memory
 from drk.gym.runner.tripwires import Tripwires
+from drk.gym.triton_adapter import watch_launches
 
 QUEUE_CYCLES = 4_000_000
 TIDY_BYTES = 2 * 2**30
@@ -232,7 +234,9 @@ class Session:
             if message.get("poison"):
                 poison_free_memory([(tuple(s), transfer.dtype_of(d)) for s, d in message["poison"]], self.device)
             census = stack.enter_context(launch_census({str(self.scratch / "candidate.py")}))
-            outcome = execute.call(module, snapshot, inputs, options)
+            delay = SideStreamDelay(self.device if self.role == "candidate" else "cpu")
+            stack.enter_context(watch_launches(lambda _handle, _name: delay.note()))
+            outcome = execute.call(module, snapshot, inputs, options, delay.note)
         small = [(name, tensor) for name, tensor in outcome.held if tensor.numel() <= options.whole]
         self.held_before, self.held = self.held, small
         return {

@@ -9,7 +9,16 @@ from drk.gym.sandbox.entry import adopt_orphans, enter, protect_process
 from drk.gym.sandbox.layers import Layer, Layers, achieved_level, lacking, require
 from drk.gym.sandbox.policy import Level, Policy, environment, scrub
 from drk.gym.sandbox.probe import probe
-from drk.gym.sandbox.watch import MemoryWatch, Process, Usage, descendants, scratch_bytes, strays, terminate
+from drk.gym.sandbox.watch import (
+    MemoryWatch,
+    Process,
+    ProcessTable,
+    Usage,
+    descendants,
+    scratch_bytes,
+    strays,
+    terminate,
+)
 
 __all__ = [
     "Layer",
@@ -18,6 +27,7 @@ __all__ = [
     "MemoryWatch",
     "Policy",
     "Process",
+    "ProcessTable",
     "Usage",
     "achieved_level",
     "adopt_orphans",

@@ -14,6 +14,8 @@ import json
 import statistics
 import sys
 import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -59,15 +61,52 @@ def row(name: str, verdicts: list[Verdict], seconds: float, parallel: int) -> di
     }
 
 
+class LockUse:
+    """Seconds for which a gym's GPU was shared (by anybody) and held alone."""
+
+    def __init__(self, gym: Gym) -> None:
+        self.seconds = {"shared": 0.0, "alone": 0.0}
+        turns = gym._measuring().turns
+        turns.sharing = self._watched("shared", turns.sharing)  # type: ignore[method-assign]
+        turns.alone = self._watched("alone", turns.alone)  # type: ignore[method-assign]
+
+    def _watched(self, name: str, take: Any) -> Any:
+        users, since = 0, 0.0
+
+        @asynccontextmanager
+        async def watched() -> AsyncIterator[None]:
+            nonlocal users, since
+            async with take():
+                since = time.perf_counter() if users == 0 else since
+                users += 1
+                try:
+                    yield
+                finally:
+                    users -= 1
+                    if users == 0:
+                        self.seconds[name] += time.perf_counter() - since
+
+        return watched
+
+    def shares(self, seconds: float) -> dict[str, float]:
+        """Return the shares of ``seconds``."""
+        return {f"GPU {name}": round(spent / seconds, 3) for name, spent in self.seconds.items()}
+
+
 async def measure(count: int, parallel: int, device: str) -> list[dict[str, Any]]:
     """Run all passes."""
     rows = []
+    async with Gym(GymSettings(device=device, parallel=1)) as gym:
+        await judged(gym, [distinct(0)])
+        verdicts, seconds = await judged(gym, [distinct(9000 + index) for index in range(5)])
+        rows.append(row("one at a time, with timing", verdicts, seconds, 1))
     for name, timing in (("correctness and profile", Timing(enabled=False)), ("with timing", Timing(max_s=0.5))):
         settings = replace(GymSettings(device=device, parallel=parallel), timing=timing)
         async with Gym(settings) as gym:
             await judged(gym, [distinct(0)])
+            use = LockUse(gym)
             verdicts, seconds = await judged(gym, [distinct(index) for index in range(1, count + 1)])
-            rows.append(row(name, verdicts, seconds, parallel))
+            rows.append({**row(name, verdicts, seconds, parallel), **use.shares(seconds)})
             print(table(rows[-1:]), flush=True)
             if timing.enabled:
                 mixed = [distinct(1000 + index // 2 if index % 2 else 5000) for index in range(20)]

@@ -69,9 +69,11 @@ def test_aligned_plans_keep_powers_of_two():
 
 def test_compiled_plans_keep_what_triton_specialises_on():
     plan = reduce_plan(nn.Linear(256, 8), [torch.zeros(4096, 256)], {}, 20_000, compiled=True)
-    assert plan == {"args[0]": {"0": 48}}
-    plan = reduce_plan(nn.ReLU(), [torch.zeros(64, 4096, 33)], {}, 40_000, compiled=True)
-    assert plan == {"args[0]": {"0": 16, "1": 48}}
+    assert plan == {"args[0]": {"0": 33}}, "33 rows of 256 are a multiple of 16 and fill no last block"
+    plan = reduce_plan(nn.ReLU(), [torch.zeros(64, 4096, 48)], {}, 40_000, compiled=True)
+    assert plan == {"args[0]": {"0": 17, "1": 48}}
+    plan = reduce_plan(nn.ReLU(), [torch.zeros(64, 4095)], {}, 40_000, compiled=True)
+    assert plan == {"args[0]": {"1": 33}}, "a size that is no multiple of 16 needs no other kernel at an odd one"
     plan = reduce_plan(nn.Linear(256, 8), [torch.zeros(1001, 256)], {}, 20_000, compiled=True)
     assert plan == {"args[0]": {"0": 33}}, "a size that was no multiple needs no other kernel at an odd one"
 

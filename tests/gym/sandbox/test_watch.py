@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from drk.gym.sandbox import MemoryWatch, descendants, scratch_bytes, terminate
+from drk.gym.sandbox import MemoryWatch, ProcessTable, descendants, scratch_bytes, terminate
 from drk.gym.sandbox.watch import Process, _read_process, _signal
 
 MEGABYTE = 1 << 20
@@ -238,3 +238,16 @@ def test_names_with_parentheses_do_not_confuse(comm):
         process = _read_process(child.pid)
         assert process is not None
         assert process.parent == os.getpid()
+
+
+def test_watches_share_a_table_until_it_is_old():
+    table = ProcessTable(max_age_s=3600.0)
+    with running("pass") as first:
+        one = MemoryWatch(first.pid, 1 << 40, table=table)
+        assert one.usage().memory_bytes > 0
+        with running("pass") as second:
+            assert MemoryWatch(second.pid, 1 << 40, table=table).usage().memory_bytes == 0, (
+                "it is younger than the table"
+            )
+            table.max_age_s = 0.0
+            assert MemoryWatch(second.pid, 1 << 40, table=table).usage().memory_bytes > 0
