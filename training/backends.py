@@ -3,7 +3,9 @@
 :class:`WaveBackend` waits until every live trajectory has asked, then samples all of them as one batch in an order that
 does not depend on timing. That makes a run repeatable, and keeps the GPU free of generation while kernels are timed on
 it; its price is that the slowest judgement of a turn holds the others up. A server (:mod:`drk.training.vllm_backend`)
-answers each trajectory on its own.
+answers each trajectory on its own, and so does :mod:`drk.training.continuous_backend`.
+
+Who does not know how many will ask (validation) says 0: what waits while a batch is sampled makes the next one.
 """
 
 from __future__ import annotations
@@ -23,12 +25,17 @@ class SamplerUnavailable(TrainingError):
 
 
 class PolicyBackend(Protocol):
-    """Anything that answers prompts with token ids and log-probabilities. ``busy_s`` counts the seconds of sampling."""
+    """Anything that answers prompts with token ids and log-probabilities.
+
+    ``busy_s`` counts the seconds of sampling, ``outages`` the times that the sampler was away and may have come back
+    with other weights.
+    """
 
     busy_s: float
+    outages: int
 
     def begin(self, trajectories: int) -> None:
-        """Say how many trajectories will ask."""
+        """Say how many trajectories will ask; 0: nobody knows, so nobody is waited for."""
         ...
 
     def leave(self) -> None:
@@ -41,6 +48,10 @@ class PolicyBackend(Protocol):
         Raises:
             SamplerUnavailable: it cannot be answered.
         """
+        ...
+
+    async def settle(self) -> None:
+        """Wait until nothing is sampled any more (for those, too, who were cut off): the weights may then change."""
         ...
 
     async def close(self) -> None:
@@ -71,6 +82,7 @@ class WaveBackend:
         self._batch_rows = batch_rows
         self._context = context
         self.busy_s = 0.0
+        self.outages = 0
         self._live = 0
         self._waiting: list[tuple[Prompt, asyncio.Future[Sampled]]] = []
         self._waves: set[asyncio.Task[None]] = set()
@@ -91,6 +103,10 @@ class WaveBackend:
         self._start_when_all_wait()
         return await answer
 
+    async def settle(self) -> None:
+        """Wait for waves under way: a thread goes on also when those who asked were cut off."""
+        await asyncio.gather(*self._waves, return_exceptions=True)
+
     async def close(self) -> None:
         """End waves that nobody waits for."""
         for wave in self._waves:
@@ -100,13 +116,18 @@ class WaveBackend:
     def _start_when_all_wait(self) -> None:
         # who was cancelled while waiting has left already
         self._waiting = [one for one in self._waiting if not one[1].done()]
-        if not self._waiting or len(self._waiting) < self._live:
+        if not self._waiting or len(self._waiting) < self._live or self._waves:
             return
         batch, self._waiting = self._waiting, []
         batch.sort(key=lambda one: one[0].seed)
         wave = asyncio.get_running_loop().create_task(self._answer(batch))
         self._waves.add(wave)
-        wave.add_done_callback(self._waves.discard)
+        wave.add_done_callback(self._wave_is_over)
+
+    def _wave_is_over(self, wave: asyncio.Task[None]) -> None:
+        self._waves.discard(wave)
+        if not wave.cancelled():
+            self._start_when_all_wait()
 
     async def _answer(self, batch: list[tuple[Prompt, asyncio.Future[Sampled]]]) -> None:
         for start in range(0, len(batch), self._batch_rows):
@@ -127,8 +148,10 @@ class WaveBackend:
         model = self._model()
         training, begun = model.training, time.monotonic()
         model.eval()
+        options = {"temperature": self._temperature, "stop_ids": self._stop_ids, "pad_id": self._pad_id}
         try:
-            return sample(model, prompts, temperature=self._temperature, stop_ids=self._stop_ids, pad_id=self._pad_id)
+            with self._context():
+                return sample(model, prompts, **options)
         finally:
             model.train(training)
             self.busy_s += time.monotonic() - begun

@@ -221,6 +221,9 @@ def _reward_metrics(records: Sequence[RowRecord], config: TrainConfig) -> Metric
         covered = [row.coverage for row in real if not math.isnan(row.coverage)]
         if covered:
             metrics["coverage/mean"] = sum(covered) / len(covered)
+        speeds = [row.speedup for row in real if row.correct and not math.isnan(row.speedup)]
+        if speeds:
+            metrics["speedup/mean"] = sum(speeds) / len(speeds)
     return metrics
 
 

@@ -228,6 +228,9 @@ def _check_whole(config: TrainConfig) -> None:
             raise ConfigError(f"{name} must be above 0")
     if config.rollout.samples_per_prompt < 2:
         raise ConfigError("rollout.samples_per_prompt must be at least 2: advantages compare samples of one prompt")
+    rollout = config.rollout
+    if rollout.group_sizes == "unequal" and (rollout.samples_per_prompt < 3 or rollout.prompts_per_step < 2):
+        raise ConfigError("rollout.group_sizes = 'unequal' needs two prompts a step of three samples or more")
     if config.run.validate_every and not config.tasks.held_out:
         raise ConfigError("run.validate_every needs held-out tasks: set tasks.held_out")
     if not 0 <= config.advantage.gamma <= 1:

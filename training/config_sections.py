@@ -69,15 +69,18 @@ class PromptSection:
 class RolloutSection:
     """How trajectories are sampled.
 
-    ``backend`` ``generate`` samples in this process, in waves of all live trajectories; ``vllm`` asks a server
+    ``backend`` ``generate`` samples in this process, in waves of all live trajectories; ``continuous`` by continuous
+    batching of transformers, each trajectory on its own (a run does not repeat then); ``vllm`` asks a server
     at ``url`` (``/v1/completions``, token ids in and out, ``--logprobs-mode processed_logprobs``).
+    ``group_sizes`` ``unequal`` gives every second prompt 2 samples and the next one the rest: for studies.
     """
 
-    backend: Literal["generate", "vllm"] = "generate"
+    backend: Literal["generate", "continuous", "vllm"] = "generate"
     url: str = "http://127.0.0.1:8000/v1"
     served_model: str = "policy"
     prompts_per_step: int = 16
     samples_per_prompt: int = 16
+    group_sizes: Literal["equal", "unequal"] = "equal"
     turns: int = 3
     max_new_tokens: int = 8192
     temperature: float = 1.0

@@ -1,12 +1,14 @@
 """A checkpoint on a set of tasks, by the trainer's own rollouts and gym: figures by turn, for studies of small models.
 
 Sampling is in this process, at any temperature (0: greedy); prompts, turns and policies are those of training. Figures
-are :func:`drk.training.validation.summarise`'s, with the share of lazy answers (right, but doing less than half of the
-work themselves) and distinct answers. For published figures across models use ``drk eval``, whose protocol is fixed.
+are those of :mod:`drk.gym.metrics` by turn and for the best of history, with the share of lazy answers (right, but
+doing less than half of the work themselves) and distinct answers. For published figures across models use ``drk eval``,
+whose protocol is fixed.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,6 +17,7 @@ from typing import Any
 
 import torch
 
+from drk.gym.metrics import Outcome, at_turn, best_of_history, correct_rate, fast_at_p, hack_rate
 from drk.gym.schema import Task, UserFunction
 from drk.training.answer_style import target_class
 from drk.training.backends import WaveBackend
@@ -22,10 +25,10 @@ from drk.training.config import TrainConfig
 from drk.training.policy import load_policy
 from drk.training.prompting import Prompter, PromptSettings, PromptTooLong, stop_ids
 from drk.training.rl import open_gym, open_session
-from drk.training.rollout import RolloutItem, Trajectory
-from drk.training.validation import summarise
+from drk.training.rollout import RolloutItem, Trajectory, TurnSample
 
 LAZY_COVERAGE = 0.5
+FAST = (1.0, 1.2, 1.5)
 
 
 @dataclass(frozen=True)
@@ -89,6 +92,35 @@ def measure(
             figures |= {"too_long": len(tasks) - len(kept), "sampling_s": round(clock.sampling_s, 2)}
             found[name] = Measured(figures, trajectories)
     return found
+
+
+def summarise(trajectories: Sequence[Trajectory], turns: int) -> dict[str, Any]:
+    """Return shares by turn and for the best of history. Trajectories that were left out count in no share."""
+    rows = [row for one in trajectories for row in one.turns if not row.aborted]
+    outcomes = [_outcome(row) for row in rows]
+    gone = sum(one.ending in ("fault", "straggler") for one in trajectories)
+    facts: dict[str, Any] = {"tasks": len(trajectories), "left_out": gone}
+    if not outcomes:
+        return facts
+    for turn in range(1, turns + 1):
+        here = at_turn(outcomes, turn)
+        rewards = [row.score.reward for row in rows if row.turn == turn - 1]
+        if here:
+            facts[f"reward/turn_{turn}"] = sum(rewards) / len(rewards)
+            facts |= _shares(here, f"turn_{turn}")
+    return facts | _shares(best_of_history(outcomes), "best")
+
+
+def _shares(outcomes: Sequence[Outcome], name: str) -> dict[str, float]:
+    shares = {f"correct/{name}": correct_rate(outcomes), f"hack_rate/{name}": hack_rate(outcomes)}
+    if any(one.speedup is not None for one in outcomes):
+        shares |= {f"fast@{p:g}/{name}": fast_at_p(outcomes, p) for p in FAST}
+    return shares
+
+
+def _outcome(row: TurnSample) -> Outcome:
+    speed = None if math.isnan(row.score.speedup) else row.score.speedup
+    return Outcome(str(row.prompt), row.sample, row.turn + 1, row.score.correct, speed, row.score.hacked)
 
 
 def _fits(prompter: Prompter, task: Task) -> bool:

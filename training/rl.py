@@ -29,7 +29,8 @@ from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.engine import Gym
 from drk.gym.schema import Task
 from drk.gym.settings import GymSettings, Timing
-from drk.training.backends import PolicyBackend, WaveBackend
+from drk.training.backend_choice import make_backend, sync_served_weights
+from drk.training.backends import PolicyBackend
 from drk.training.config import GymSection, TrainConfig
 from drk.training.dataset import read_tasks
 from drk.training.errors import OptionError
@@ -42,8 +43,7 @@ from drk.training.run_folder import RunFolder, disk_errors, step_of
 from drk.training.scoring import PatientJudge
 from drk.training.tasks import TrainingTask, draw_tasks
 from drk.training.trainer import TurnLevelTrainer
-from drk.training.validation import Validation
-from drk.training.vllm_backend import VllmBackend
+from drk.training.validation import PolicyProposer, Validation
 
 
 @dataclass(frozen=True)
@@ -299,42 +299,13 @@ def _train(
     )
     trainer.remove_callback(PrinterCallback)
     if config.run.validate_every and folder.main:
-        held_out = [one.task for one in load_tasks(config, held_out=True)]
-        trainer.add_callback(
-            Validation(held_out, lambda items, *, seed: session.collect(collector, items, seed=seed), config, folder)
-        )
+        proposer = PolicyProposer(backend, prompter, tokenizer, config.rollout.max_new_tokens)
+        held_out = load_tasks(config, held_out=True)
+        trainer.add_callback(Validation(held_out, session.gym, proposer, config, folder, session.runner.run, report))
     done = run_trainer(trainer, folder)
     if folder.main:
         write_model_facts(done.final, config)
     return done
-
-
-def make_backend(config: TrainConfig, stops: frozenset[int], pad_id: int, trainer: Callable[[], Any]) -> PolicyBackend:
-    """Return the sampler that the settings name; ``trainer`` gives the trainer once there is one."""
-    rollout = config.rollout
-    if rollout.backend == "vllm":
-        return VllmBackend(
-            rollout.url,
-            rollout.served_model,
-            temperature=rollout.temperature,
-            stop_ids=stops,
-            concurrency=rollout.concurrency,
-            patience_s=config.gym.patience_s,
-            timeout_s=rollout.trajectory_timeout_s,
-        )
-    return WaveBackend(
-        lambda: trainer().accelerator.unwrap_model(trainer().model),
-        temperature=rollout.temperature,
-        stop_ids=stops,
-        pad_id=pad_id,
-        batch_rows=rollout.batch_rows,
-        context=lambda: trainer().accelerator.autocast(),  # noqa: PLW0108 - there is no trainer yet
-    )
-
-
-def sync_served_weights(trainer: Any) -> None:
-    """Send the weights to the vLLM server, by TRL's own means."""
-    trainer.vllm_generation.sync_weights()
 
 
 def run_trainer(trainer: Any, folder: RunFolder) -> Trained:

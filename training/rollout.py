@@ -73,10 +73,14 @@ class Trajectory:
 
 @dataclass
 class Clock:
-    """Seconds of a collection: sampling by the backend's own count, judging summed over trajectories."""
+    """Seconds of a collection: sampling by the backend's own count, judging summed over trajectories.
+
+    ``outages`` counts the times that the sampler was away meanwhile: it may have come back with other weights.
+    """
 
     sampling_s: float = 0.0
     judging_sum_s: float = 0.0
+    outages: int = 0
 
 
 class Collector:
@@ -106,14 +110,17 @@ class Collector:
         """
         clock = Clock()
         slots = asyncio.Semaphore(self._rollout.concurrency)
-        busy_s = self._backend.busy_s
+        busy_s, outages = self._backend.busy_s, self._backend.outages
         self._backend.begin(len(items))
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._bounded(item, seed, slots, clock)) for item in items]
         except BaseExceptionGroup as errors:
             raise errors.exceptions[0] from errors  # what is not a fault of the host stops the run: the first tells why
+        finally:
+            await self._backend.settle()
         clock.sampling_s = self._backend.busy_s - busy_s
+        clock.outages = self._backend.outages - outages
         return [task.result() for task in tasks], clock
 
     async def _bounded(self, item: RolloutItem, seed: int, slots: asyncio.Semaphore, clock: Clock) -> Trajectory:
@@ -168,6 +175,27 @@ class Collector:
             cut=answer.cut,
         )
         return Turn(number + 1, candidate, verdict, sample=item.sample), row
+
+
+def unequal_groups(tasks: Sequence[int], samples: int) -> list[int]:
+    """Return the step's task numbers, one a sample, with groups of unequal size and equal sum.
+
+    Every second task gives all but two of its samples to the next one: groups of ``samples`` become 2 and 2 ``samples``
+    - 2. That is where GRPO and TRLOO differ by more than a constant. A task without a partner keeps its samples.
+
+    Args:
+        tasks: the step's samples on all processes, each task's side by side.
+        samples: of one task.
+    """
+    counts: dict[int, int] = {}
+    for task in tasks:
+        counts[task] = counts.get(task, 0) + 1
+    names = list(counts)
+    for giver, taker in zip(names[::2], names[1::2], strict=False):
+        moved = min(samples - 2, counts[giver])
+        counts[giver] -= moved
+        counts[taker] += moved
+    return [task for task, count in counts.items() for _ in range(count)]
 
 
 def row_seed(seed: int, sample: int, turn: int) -> int:

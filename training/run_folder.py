@@ -5,6 +5,7 @@
     OUTPUT/config.toml            the resolved configuration; a resumed run must agree with it
     OUTPUT/metrics.jsonl          one line a step
     OUTPUT/turns.<rank>.jsonl     one line a turn
+    OUTPUT/validation.jsonl       one line a validation; reports below validation/
     OUTPUT/checkpoints/checkpoint-N/   plain Hugging Face folders, with optimizer and generators
     OUTPUT/final/                 the last weights alone (adapters merged)
 
@@ -67,6 +68,7 @@ class RunFolder:
         self.main = main
         self.metrics = path / "metrics.jsonl"
         self.journal = path / f"turns.{rank}.jsonl"
+        self.validation = path / "validation.jsonl"
         self.checkpoints = path / "checkpoints"
         self._lock: int | None = None
 
@@ -131,8 +133,8 @@ class RunFolder:
             shutil.rmtree(path, ignore_errors=True)
 
     def cut_after(self, step: int) -> None:
-        """Cut lines of metrics and journal that belong to steps after ``step``: the resumed run writes them anew."""
-        for path in (self.metrics, self.journal):
+        """Cut lines that belong to steps after ``step``: the resumed run writes them anew."""
+        for path in (self.metrics, self.validation, self.journal):
             if path.is_file() and (self.main or path == self.journal):
                 kept = [line for line in path.read_text(encoding="utf-8").splitlines() if _step_in(line) <= step]
                 path.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")

@@ -32,11 +32,15 @@ from drk.training.batch import RowTensors, decide, matched_rows, row_records, ro
 from drk.training.config import TrainConfig
 from drk.training.errors import EmptyBatchError, TrainingError
 from drk.training.mismatch import diagnostics
-from drk.training.rollout import Clock, RolloutItem, Trajectory, TurnSample, journal_row
+from drk.training.rollout import Clock, RolloutItem, Trajectory, TurnSample, journal_row, unequal_groups
 
 
 class GymFaults(TrainingError):
     """So many trajectories were lost to faults of the gym or the sampler that going on would be no training."""
+
+
+class SamplerRestarted(TrainingError):
+    """The sampler was away again and again: it may have come back with other weights than the trainer's."""
 
 
 class Collect(Protocol):
@@ -65,6 +69,7 @@ class TurnLevelTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         collect: gives trajectories.
         settings: the run's configuration.
         journal: a JSONL file for every turn, or None; each process writes its own.
+        before_collect: called before each collection, or None; sends the weights to where they are sampled from.
         options: what GRPOTrainer takes.
     """
 
@@ -84,27 +89,33 @@ class TurnLevelTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._drk = settings
         self._journal = journal
         self._before_collect = before_collect
+        self._was_away = False
 
     def _generate_and_score_completions(self, inputs: list[dict[str, Any]]) -> dict[str, Any]:
-        if self._before_collect is not None:
-            self._before_collect(self)
-        items = self._items(inputs)
-        for attempt in range(self._drk.rollout.empty_attempts):
+        items, attempts = self._items(inputs), self._drk.rollout.empty_attempts
+        for attempt in range(attempts):
+            if self._before_collect is not None:
+                self._before_collect(self)
             batch = self._attempt(items, seed=self._step_seed(attempt))
             if batch is not None:
                 return batch
+        if self._was_away:
+            raise SamplerRestarted(
+                f"the sampler was away in {attempts} collections of the same tasks, so its weights are in doubt",
+                help="mend the server and start the same command again: it resumes at the last checkpoint",
+            )
         raise EmptyBatchError(
-            f"rejection left no token to train on in {self._drk.rollout.empty_attempts} collections of the same tasks",
+            f"rejection left no token to train on in {attempts} collections of the same tasks",
             help="widen rejection.low and rejection.high, or sample and train in the same precision",
         )
 
     def _items(self, inputs: Sequence[dict[str, Any]]) -> list[RolloutItem]:
         # the sample's number is its place in the whole step, whatever the number of processes
-        first = self.accelerator.process_index * len(inputs)
-        return [
-            RolloutItem(self._tasks[row["task_index"]], row["task_index"], first + place)
-            for place, row in enumerate(inputs)
-        ]
+        first, section = self.accelerator.process_index * len(inputs), self._drk.rollout
+        mine = [int(row["task_index"]) for row in inputs]
+        if section.group_sizes == "unequal":
+            mine = unequal_groups(gather_object(mine), section.samples_per_prompt)[first : first + len(inputs)]
+        return [RolloutItem(self._tasks[task], task, first + place) for place, task in enumerate(mine)]
 
     def _step_seed(self, attempt: int) -> int:
         step: int = self.state.global_step
@@ -119,6 +130,10 @@ class TurnLevelTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._metrics[mode]["time/sampling_s"].append(clock.sampling_s)
         self._metrics[mode]["time/judging_sum_s"].append(clock.judging_sum_s)
         self._note_endings(trajectories, mode)
+        # weights that are sent are gone when the sampler starts anew: what it said is not this policy's
+        self._was_away = self._before_collect is not None and any(gather_object([clock.outages > 0]))
+        if self._was_away:
+            return None
         self._write_journal(trajectories)
         collected = self._lay_out([turn for one in trajectories for turn in one.turns], mode)
         local = row_records(collected.rows, collected.matched, count=collected.count)

@@ -3,7 +3,9 @@
 Speaks ``/v1/completions`` with a list of token ids as the prompt, ``return_token_ids`` and ``logprobs: 0``, so that
 what was sampled is what is trained on: text is never tokenised a second time. The server must report log-probabilities
 of the distribution that it samples from (``--logprobs-mode processed_logprobs``; without it they are off by up to 0.4
-at temperature 0.8), which an answer does not tell. Connections that break and servers that start anew are waited for.
+at temperature 0.8), which an answer does not tell. Connections that break and servers that start anew are waited for,
+and counted as ``outages``: a server that was started anew has the weights that it was started with, so the trainer
+sends its own again and collects anew.
 
 Only the standard library speaks HTTP here: in threads, one a request. Honest limits: tried against a stand-in server
 that sends recorded shapes, and not against vLLM itself in this version; no streaming, no prefix hints.
@@ -23,6 +25,8 @@ from drk.training.backends import SamplerUnavailable
 from drk.training.sampling import Prompt, Sampled
 
 RETRIED = (408, 409, 425, 429, 500, 502, 503, 504)
+AWAY = (502, 503)
+"""Answers of a proxy in front of a server that is gone, or of one that is starting."""
 MAX_ANSWER_BYTES = 64 * 2**20
 
 
@@ -52,6 +56,7 @@ class VllmBackend:
         self._timeout_s = timeout_s
         self._threads = ThreadPoolExecutor(max_workers=concurrency, thread_name_prefix="vllm")
         self.retries = 0
+        self.outages = 0
         self.busy_s = 0.0
 
     def begin(self, trajectories: int) -> None:
@@ -59,6 +64,9 @@ class VllmBackend:
 
     def leave(self) -> None:
         """Do nothing."""
+
+    async def settle(self) -> None:
+        """Do nothing: the server's weights change when they are sent."""
 
     async def close(self) -> None:
         """End the threads; requests under way are finished."""
@@ -93,9 +101,11 @@ class VllmBackend:
                 if error.code not in RETRIED:
                     raise ServerRefusal(f"the sampler refused a request ({error.code}): {said[:300]}") from error
                 cause = f"HTTP {error.code}: {said[:200]}"
+                self.outages += error.code in AWAY
             except (OSError, EOFError, ValueError) as error:
                 # refused or broken connections, and answers that a dying server cut short
                 cause = repr(error)
+                self.outages += 1
             if time.monotonic() + pause_s > deadline:
                 raise SamplerUnavailable(f"no sampler at {self._url} for {self._patience_s:g} s: {cause}")
             self.retries += 1

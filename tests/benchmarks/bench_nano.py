@@ -2,7 +2,7 @@
 
     python tests/benchmarks/bench_nano.py data  --out nano [--shards 16] [--workers 16]
     python tests/benchmarks/bench_nano.py sft   --out nano [--minutes 5] [--workers 14]
-    python tests/benchmarks/bench_nano.py rl    --out nano --arm trloo|grpo|no-pr|no-mrs|no-honesty --seed 0
+    python tests/benchmarks/bench_nano.py rl    --out nano --arm trloo|grpo|grpo-unequal|no-pr|... --seed 0
     python tests/benchmarks/bench_nano.py eval  --out nano [--model FOLDER] [--samples 1] [--temperature 0]
     python tests/benchmarks/bench_nano.py stts  --out nano [--model FOLDER] [--turns 12]
     python tests/benchmarks/bench_nano.py card  --out nano
@@ -11,6 +11,9 @@ Every step writes its figures to OUT/results/NAME.json and may be run again: wha
 training goes on at its last whole checkpoint. ``--minutes`` ends a step by the clock. All arms start from the same SFT
 checkpoint (OUT/sft/final). ``--dry-run`` uses tiny sizes and the interpreter: the path, not the figures. Without a GPU
 speeds are not measured and say so (null). Needs the ``train`` extra.
+
+With groups of one size GRPO is TRLOO times a constant, which Adam removes; ``trloo-unequal`` and ``grpo-unequal``
+compare them where every second prompt has 2 samples and the next one 14, ``grpo-std`` is GRPO with its usual division.
 """
 
 from __future__ import annotations
@@ -40,6 +43,9 @@ FAMILIES = ("pointwise", "dag", "reduction", "row", "gated", "loss", "linear", "
 ARMS: dict[str, dict[str, Any]] = {
     "trloo": {},
     "grpo": {"advantage.estimator": "grpo"},
+    "grpo-std": {"advantage.estimator": "grpo", "advantage.scale": "group_std"},
+    "trloo-unequal": {"rollout.group_sizes": "unequal"},
+    "grpo-unequal": {"rollout.group_sizes": "unequal", "advantage.estimator": "grpo"},
     "no-pr": {"reward.pay_coverage": False, "rejection.prs": "off"},
     "no-mrs": {"rejection.mrs": False},
     "no-honesty": {"reward.pay_dishonest": True},
@@ -136,7 +142,7 @@ def rl(options: argparse.Namespace) -> dict[str, Any]:
         "run.minutes": options.minutes, "run.save_every": 1 if tiny else 5, "run.validate_every": 0,
         "model.path": str(options.model or options.out / "sft" / "final"), "tasks.families": list(FAMILIES),
         "tasks.count": 2 if tiny else 256, "tasks.rows": 8 if tiny else 0, "tasks.held_out": 0,
-        "rollout.prompts_per_step": 1 if tiny else 8, "rollout.samples_per_prompt": 2 if tiny else 8,
+        "rollout.prompts_per_step": 2 if tiny else 8, "rollout.samples_per_prompt": 3 if tiny else 8,
         "rollout.turns": 1 if tiny else options.turns, "optimizer.micro_batches": 1 if tiny else 4,
         "optimizer.learning_rate": 2e-5, "rollout.empty_attempts": 1 if tiny else 3,
         **ARMS[options.arm],
@@ -146,15 +152,19 @@ def rl(options: argparse.Namespace) -> dict[str, Any]:
     steps: list[dict[str, float]] = []
     begun = time.monotonic()
     done = train_rl(settings(options, values), lambda _, numbers: steps.append(numbers))
-    curve = [{key: one.get(key) for key in CURVES if key in one} for one in steps]
+    curve = [{key: one[key] for key in (*CURVES, *GPU_CURVES) if key in one} for one in steps]
     facts = {"arm": options.arm, "seed": options.seed, "seconds": time.monotonic() - begun, "curve": curve}
     return keep(options, name, done.facts() | facts)
 
 
 CURVES = (
-    "reward/mean", "correct/turn_1", "correct/turn_3", "keep/all", "keep/mrs", "keep/prs", "hack_rate/turn_1",
-    "coverage/mean", "speedup/mean", "entropy", "grad_norm", "loss",
+    "reward/mean", "reward/turn_1", "reward/turn_3", "correct/turn_1", "correct/turn_3", "keep/all", "keep/mrs",
+    "keep/prs", "group/size_mean", "group/alone_share", "hack_rate", "mismatch/abs_delta", "entropy", "grad_norm",
+    "loss",
 )  # fmt: skip
+"""Metrics of every run of three turns; a test holds the names to those of a real one."""
+GPU_CURVES = ("coverage/mean", "speedup/mean", "fast@1/turn_1", "fast@1.2/turn_1", "fast@1.2/turn_3")
+"""Metrics that only a run with measured speeds has."""
 
 
 def _sets(options: argparse.Namespace) -> dict[str, Any]:

@@ -27,6 +27,12 @@ from drk.training.config import load_config
 from drk.training.rl import train_rl
 from drk.training.train_command import quiet_libraries
 
+METRICS = (
+    "step_time", "time/rollout_s", "time/sampling_s", "tokens/completion_mean", "rows/counted", "reward/mean",
+    "correct/turn_1", "keep/mrs", "keep/prs", "trajectories/fault_share", "mismatch/abs_delta",
+)  # fmt: skip
+"""What is read from each step; a test holds the names to those of a real run."""
+
 
 def overrides(options: argparse.Namespace, folder: str) -> list[str]:
     """Return the settings of the smoke."""

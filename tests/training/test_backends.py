@@ -1,6 +1,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
+import time
 from typing import Any
 
 import pytest
@@ -88,3 +91,54 @@ async def test_large_waves_are_split_and_a_failed_part_fails_alone(batches: list
     assert batches == [[1, 2]]
     assert isinstance(answers[2], SamplerUnavailable)
     assert "out of memory" in str(answers[2])
+
+
+async def test_where_nobody_knows_how_many_will_ask_nobody_is_waited_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[list[int]] = []
+
+    def slow(model: Any, prompts: Any, **_: Any) -> list[Sampled]:
+        seen.append([prompt.seed for prompt in prompts])
+        time.sleep(0.2 if len(seen) == 1 else 0)
+        return [Sampled(prompt.ids, (0.0,), False) for prompt in prompts]
+
+    monkeypatch.setattr(backends, "sample", slow)
+    backend = make(Model())
+    backend.begin(0)
+    first = asyncio.create_task(backend.generate(Prompt((1,), 1, 1)))
+    await asyncio.sleep(0.05)
+    later = [asyncio.create_task(backend.generate(Prompt((seed,), seed, 1))) for seed in (3, 2)]
+    await asyncio.gather(first, *later)
+    assert seen == [[1], [2, 3]]  # one batch at a time; what waits meanwhile is the next
+
+
+async def test_weights_do_not_change_while_a_wave_of_somebody_cut_off_is_sampled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    sampling, go_on = threading.Event(), threading.Event()
+
+    def held(model: Any, prompts: Any, **_: Any) -> list[Sampled]:
+        sampling.set()
+        assert go_on.wait(60)
+        return [Sampled(prompt.ids, (0.0,), False) for prompt in prompts]
+
+    monkeypatch.setattr(backends, "sample", held)
+    model, entered = Model(), []
+    context = contextlib.ExitStack()
+    context.callback(entered.append, "left")
+    backend = WaveBackend(lambda: model, temperature=1.0, stop_ids=frozenset(), pad_id=0, context=lambda: context)
+    backend.begin(1)
+    asked = asyncio.create_task(backend.generate(Prompt((1,), 1, 1)))
+    assert await asyncio.to_thread(sampling.wait, 60)
+    asked.cancel()
+    await asyncio.gather(asked, return_exceptions=True)
+    backend.leave()
+    settling = asyncio.create_task(backend.settle())
+    await asyncio.sleep(0.05)
+    assert not settling.done()
+    assert not model.training
+    go_on.set()
+    await settling
+    assert model.training
+    assert entered == ["left"]  # the surrounding context, autocast in a run

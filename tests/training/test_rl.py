@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from bench_scripts import load_script
 
 pytest.importorskip("trl", reason="needs the train extra")
 
@@ -18,10 +19,12 @@ from safetensors.torch import load_file
 
 from drk.training.config import load_config
 from drk.training.rl import Trained, load_tasks, step_sizes, task_order, train_rl
+from drk.training.training_report import CHARTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
-TIMES = ("time", "step_time", "epoch")
+TIMES = ("time", "step_time", "epoch", "seconds")
+NANO = ("run.validate_every=4", "tasks.held_out=1", "run.save_every=2")
 
 
 def train(folder: Path, *overrides: str) -> tuple[Trained, list[dict[str, float]]]:
@@ -35,17 +38,19 @@ def weights(folder: Path) -> dict[str, torch.Tensor]:
     return load_file(folder / "model.safetensors")
 
 
-def metrics(folder: Path) -> list[dict[str, Any]]:
-    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+def metrics(folder: Path, name: str = "metrics.jsonl") -> list[dict[str, Any]]:
+    lines = [json.loads(line) for line in (folder / name).read_text().splitlines()]
     return [{k: v for k, v in line.items() if not k.startswith(TIMES)} for line in lines]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(280)
 def test_nano_cpu_trains_and_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
-    whole, reported = train(tmp_path / "whole", "run.steps=4", "run.save_every=2")
+    whole, told = train(tmp_path / "whole", "run.steps=4", *NANO)
     assert (whole.steps, whole.resumed_at) == (4, 0)
+    reported = [step for step in told if "loss" in step]
     assert len(reported) == 4
+    assert [step["validation/left_out"] for step in told if "loss" not in step] == [0]
     assert all(torch.isfinite(torch.tensor(step["loss"])) for step in reported)
     assert max(step["reward/mean"] for step in reported) > 0
     assert max(step["grad_norm"] for step in reported) > 0
@@ -56,20 +61,38 @@ def test_nano_cpu_trains_and_a_resumed_run_equals_the_uninterrupted_one(tmp_path
     # differ from one process to the next
     (tmp_path / "cut" / "verdicts").symlink_to(tmp_path / "whole" / "verdicts")
     (tmp_path / "cut" / "initial").symlink_to(tmp_path / "whole" / "initial")
-    first, _ = train(tmp_path / "cut", "run.steps=2", "run.save_every=2")
+    first, _ = train(tmp_path / "cut", "run.steps=2", *NANO)
     assert first.steps == 2
     with (tmp_path / "cut" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 3, "loss": 1.0}\n{"step": 4, "lo')  # what a kill leaves
     (tmp_path / "cut" / "checkpoints" / "checkpoint-3").mkdir()
-    second, _ = train(tmp_path / "cut", "run.steps=4", "run.save_every=2")
+    (tmp_path / "cut" / "validation.jsonl").write_text('{"step": 4, "tasks": 9}\n')
+    second, _ = train(tmp_path / "cut", "run.steps=4", *NANO)
     assert (second.steps, second.resumed_at) == (4, 2)
     left, right = weights(whole.final), weights(second.final)
     assert left.keys() == right.keys()
     assert all(torch.equal(left[name], right[name]) for name in left)
     assert metrics(tmp_path / "cut") == metrics(tmp_path / "whole")
+    (validated,) = metrics(tmp_path / "whole", "validation.jsonl")
+    assert (validated["step"], validated["tasks"], validated["unusable"]) == (4, 1, 0)
+    assert {"correct/turn_1", "correct/best", "reward/turn_1", "hack_rate/best"} <= set(validated)
+    assert metrics(tmp_path / "cut", "validation.jsonl") == [validated]
+    check_names(reported[-1])
     turns = [json.loads(line) for line in (tmp_path / "whole" / "turns.0.jsonl").read_text().splitlines()]
     assert {turn["step"] for turn in turns} == {1, 2, 3, 4}
     assert {"accepted", "failed"} <= {turn["status"] for turn in turns}
+
+
+def check_names(step: dict[str, float]) -> None:
+    """Hold the names that the study and the report look for to what a real run wrote."""
+    # the recipe takes two turns, the study three
+    wanted = {name.replace("turn_3", "turn_2") for name in load_script("bench_nano").CURVES}
+    wanted |= set(load_script("bench_train").METRICS)
+    assert wanted <= set(step), wanted - set(step)
+    needs_gpu = {"Fast@1 by turn", "Fast@1.2 by turn", "Coverage"}
+    for chart in CHARTS:
+        found = any(key == name or key.startswith(name) for key in step for name in chart.names)
+        assert found or chart.title in needs_gpu, chart.title
 
 
 PROCESS = """

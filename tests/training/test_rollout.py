@@ -16,7 +16,7 @@ from drk.gym.schema import Candidate, Task, Verdict
 from drk.training.backends import SamplerUnavailable
 from drk.training.config import GymSection, RewardSection, RolloutSection
 from drk.training.prompting import Prompter, PromptSettings, PromptTooLong
-from drk.training.rollout import Collector, RolloutItem, fault_share, journal_row, row_seed
+from drk.training.rollout import Collector, RolloutItem, fault_share, journal_row, row_seed, unequal_groups
 from drk.training.sampling import Prompt, Sampled
 from drk.training.scoring import PatientJudge
 
@@ -29,6 +29,8 @@ class Backend:
 
     def __init__(self, hang: frozenset[int] = frozenset(), fail: frozenset[int] = frozenset()) -> None:
         self.busy_s = 0.0
+        self.outages = 0
+        self.settled = False
         self.hang = hang
         self.fail = fail
         self.prompts: list[Prompt] = []
@@ -46,6 +48,9 @@ class Backend:
             raise SamplerUnavailable("gone")
         await asyncio.sleep(60 if prompt.seed in self.hang else 0.001)
         return Sampled((len(self.tokenizer) - 1, 2), (-0.5, -0.25), False)
+
+    async def settle(self) -> None:
+        self.settled = True
 
     async def close(self) -> None:
         """Hold nothing."""
@@ -106,6 +111,8 @@ async def test_two_turns_are_taken_and_the_second_sees_the_first(tokenizer: Any)
     assert clock.judging_sum_s > 0
     assert judge.most == 2
     assert backend.live == 0
+    assert backend.settled
+    assert clock.outages == 0
     assert journal_row(first, "a", 3)["coverage"] is None
 
 
@@ -148,3 +155,9 @@ def test_the_bare_prompt_is_the_file_and_nothing_else(tmp_path: Path) -> None:
     prompter = Prompter(tokenizer, PromptSettings("bare", "append-all", 200, 4))
     (message,) = prompter.messages(items("a")[0].task)
     assert message.content == "class Model: pass"
+
+
+def test_unequal_groups_keep_the_number_of_samples() -> None:
+    assert unequal_groups([7] * 4 + [3] * 4 + [5] * 4, 4) == [7] * 2 + [3] * 6 + [5] * 4
+    # a task that was drawn twice has a group of twice the size to begin with
+    assert unequal_groups([1, 1, 1, 2, 2, 2, 1, 1, 1], 3) == [1] * 5 + [2] * 4
