@@ -24,13 +24,14 @@ from drk.assistant.atomic_write import write_atomically
 from drk.assistant.budget import Budget, Spending, gpu_seconds
 from drk.assistant.episode import Turn
 from drk.assistant.errors import DrkError, UsageError
+from drk.assistant.hotspots import Hotspots, hotspots_from_json, measure_hotspots
 from drk.assistant.intake import resolve_target
 from drk.assistant.llm.call_journal import read_spending
 from drk.assistant.optimize import OptimizeGym, cache_conditions, hardware_facts
 from drk.assistant.prompts import family_of
-from drk.assistant.proposers import Proposer
+from drk.assistant.proposers import Proposer, reads_hotspots
 from drk.assistant.runs import create_run, list_runs
-from drk.assistant.search import Search
+from drk.assistant.search import Advice, Search
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.errors import BundleError, HostError, TaskError
 from drk.gym.graph import Graph, graph_from_json
@@ -200,6 +201,7 @@ class _Work:
         self._slots = asyncio.Semaphore(plan.workers)
         self._open = asyncio.Semaphore(plan.problems_at_once)
         self._hardware = hardware_facts(gym.device_facts, plan.target)
+        self._on_gpu = gym.device_facts.get("gpu") is not None
         self._cache = VerdictCache(plan.cache_dir, cache_conditions(gym.device_facts, plan.judging))
 
     async def problem(self, problem: Problem) -> Sequence[SampleResult]:
@@ -212,15 +214,16 @@ class _Work:
             if self.stop.is_set():
                 return [SampleResult(problem.name, i, fault="interrupted") for i in range(self._plan.samples)]
             try:
-                graph = await self._look(problem)
+                graph, hotspots = await self._look(problem)
             except TaskError as error:
                 self.unusable[problem.name] = error.message
                 return []
         self.families[problem.name] = family_of(graph, problem.task.files[problem.task.entry])
-        return await asyncio.gather(*(self._sample(problem, graph, i) for i in range(self._plan.samples)))
+        told = Advice(hotspots=hotspots)
+        return await asyncio.gather(*(self._sample(problem, graph, told, i) for i in range(self._plan.samples)))
 
-    async def _look(self, problem: Problem) -> Graph | None:
-        """Run the reference and capture its graph, or read what an earlier start captured."""
+    async def _look(self, problem: Problem) -> tuple[Graph | None, Hotspots]:
+        """Run the reference, capture its graph and measure its kernels, or read what an earlier start found."""
         kept = self._folder / "problems" / f"{problem.name}.json"
         if kept.exists():
             data = json.loads(kept.read_text())
@@ -230,22 +233,25 @@ class _Work:
                 data = {"graph": await self._gym.capture(problem.task)}
             except (TaskError, BundleError) as error:
                 data = {"graph": None, "reason": error.message}
+            if self._on_gpu and reads_hotspots(self._proposer):
+                data["hotspots"] = (await measure_hotspots(self._gym, problem.task)).to_json()
             kept.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(kept, json.dumps(data).encode())
+        hotspots = hotspots_from_json(data.get("hotspots") or {})
         try:
-            return None if data["graph"] is None else graph_from_json(data["graph"])
+            return (None if data["graph"] is None else graph_from_json(data["graph"])), hotspots
         except BundleError:
-            return None
+            return None, hotspots
 
-    async def _sample(self, problem: Problem, graph: Graph | None, number: int) -> SampleResult:
+    async def _sample(self, problem: Problem, graph: Graph | None, told: Advice, number: int) -> SampleResult:
         async with self._slots:
             if self.stop.is_set():
                 return SampleResult(problem.name, number, fault="interrupted")
-            result = await self._run(problem, graph, number)
+            result = await self._run(problem, graph, told, number)
         self._tell(result)
         return result
 
-    async def _run(self, problem: Problem, graph: Graph | None, number: int) -> SampleResult:
+    async def _run(self, problem: Problem, graph: Graph | None, told: Advice, number: int) -> SampleResult:
         place = self._folder / "runs" / f"{problem.name}-{number}"
         runs = list_runs(place)
         run = runs[0] if runs else create_run(place, problem.task, {"problem": problem.name, "sample": number})
@@ -260,7 +266,8 @@ class _Work:
                 budget=budget,
                 emit=lambda _: None,
                 stop=self.stop,
-                on_gpu=self._gym.device_facts.get("gpu") is not None,
+                on_gpu=self._on_gpu,
+                advice=told,
             )
             try:
                 found = await search.turns(graph, self._hardware)

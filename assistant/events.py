@@ -27,6 +27,8 @@ EVENTS: Mapping[str, str] = {
     "started": "run_dir, task {name, id, target}, turns, samples, max_time_s, proposer, endpoint, resumed",
     "baseline": "device, inputs [{path, shape, dtype}], reduced (for the interpreter): the reference was run once",
     "captured": "nodes: operations in the graph, or null with reason",
+    "hotspots": "gpu, rows [{name, launches, time_us, share, place}], kernels, launches, time_us, reason: the "
+    "reference's measured kernels, as a model is told of them; no rows: nothing measured, for reason or want of a GPU",
     "proposed": "turn, candidates [{number, id, proposer, note, parent}]: written before any of them is judged",
     "judging": "turn, number, id, eta_s",
     "judged": "turn, sample, number, id, source (gym, run, cache), status, reached, seconds, gain, best (bool)",

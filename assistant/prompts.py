@@ -8,8 +8,8 @@ least telling turns go first, then long digests; a task that does not fit alone 
 Templates are ``task.j2``, ``feedback.j2`` and ``example_<family>.j2``; their first line names a version. A folder given
 by the user replaces them file by file. They run in jinja2's sandbox and see frozen values only.
 
-Honest limits: hotspots are estimates from shapes unless a profile was measured; the text of the user's files goes to
-the endpoint as it stands.
+Honest limits: hotspots are measured on a GPU only; elsewhere they are estimates from shapes, and called that. The text
+of the user's files goes to the endpoint as it stands.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ from drk.assistant.episode import (
     turn_score,
 )
 from drk.assistant.errors import UsageError
+from drk.assistant.hotspots import SHOWN
 from drk.assistant.llm.messages import Message, estimate_tokens
 from drk.assistant.proposers import ProposeContext
 from drk.gym.devices import DeviceFacts
 from drk.gym.graph import Graph
 from drk.gym.graph_cost import VIEWS, node_cost
-from drk.gym.schema import KernelRow
 
 FAMILIES = ("convolution", "matmul", "row_reduction", "pointwise")
 DIGEST_CHARS = 2000
@@ -138,7 +138,7 @@ def task_text(prompts: Prompts, context: ProposeContext) -> str:
     """Return the first user message."""
     task = context.task
     files, left_out = _choose_files(task.files, task.entry)
-    lines, how = hotspot_lines(context)
+    told = told_hotspots(context)
     example = prompts.render(f"example_{family_of(context.graph, task.files[task.entry])}")
     return prompts.render(
         "task",
@@ -149,8 +149,9 @@ def task_text(prompts: Prompts, context: ProposeContext) -> str:
         files=files,
         left_out=left_out,
         input_lines=_input_lines(context.graph),
-        hotspot_lines=lines,
-        hotspots_how=how,
+        hotspot_lines=told.lines,
+        hotspots_how=told.how,
+        hotspots_note=told.note,
         example=example,
     )
 
@@ -180,34 +181,41 @@ def hardware_lines(facts: DeviceFacts) -> list[str]:
     ]
 
 
-def hotspot_lines(context: ProposeContext, count: int = 8) -> tuple[list[str], str]:
-    """Return where the time goes, and how that is known: measured kernels, else estimates from shapes."""
-    if context.hotspots:
-        rows = sorted(context.hotspots, key=lambda row: -(row.time_us or 0.0))[:count]
-        return [_measured_line(row) for row in rows], "measured"
+@dataclass(frozen=True)
+class ToldHotspots:
+    """Where the time goes, in words: how that is known (for a title), what the lines are of, and the lines."""
+
+    how: str = ""
+    note: str = ""
+    lines: tuple[str, ...] = ()
+
+
+def told_hotspots(context: ProposeContext) -> ToldHotspots:
+    """Return where the time goes: measured kernels where there are any, else estimates from the graph's shapes."""
+    measured = context.hotspots
+    if measured is not None and measured.rows:
+        return ToldHotspots(measured.how, measured.note, tuple(row.line() for row in measured.rows))
     if context.graph is None:
-        return [], ""
-    metas = context.graph.metas()
-    peak = context.hardware.peak_tflops.get("fp32", 1.0)
+        return ToldHotspots()
+    note = f"Nothing was measured: these are estimates for {context.hardware.name}, each operation on its own."
+    return ToldHotspots("estimated from shapes", note, _estimated_lines(context.graph, context.hardware))
+
+
+def _estimated_lines(graph: Graph, hardware: DeviceFacts) -> tuple[str, ...]:
+    metas = graph.metas()
+    peak = hardware.peak_tflops.get("fp32", 1.0)
     rows_us = [
-        (cost.time_us(context.hardware.bandwidth_gb_s, peak), cost, node)
-        for node in context.graph.nodes
+        (cost.time_us(hardware.bandwidth_gb_s, peak), cost, node)
+        for node in graph.nodes
         if (cost := node_cost(node, metas)).size_bytes
     ]
     total_us = sum(time_us for time_us, _, _ in rows_us) or 1.0
     rows_us.sort(key=lambda row: (-row[0], row[2].name))
-    lines = [
+    return tuple(
         f"{node.bare_op}{_shape_of(node)}{f' in {node.module}' if node.module else ''}: {time_us / total_us:.0%}, "
         f"{cost.size_bytes / 1e6:.3g} MB, {cost.flops / 1e6:.3g} MFLOP"
-        for time_us, cost, node in rows_us[:count]
-    ]
-    return lines, "estimated from shapes, each operation on its own"
-
-
-def _measured_line(row: KernelRow) -> str:
-    share = f"{row.share:.0%}, " if row.share is not None else ""
-    time = f"{row.time_us:.1f} us" if row.time_us is not None else "time unknown"
-    return f"{row.name[:120]}: {share}{time}, {row.launches} launches"
+        for time_us, cost, node in rows_us[:SHOWN]
+    )
 
 
 def _shape_of(node: Any) -> str:

@@ -25,7 +25,7 @@ from drk.assistant.budget import Budget
 from drk.assistant.episode import Turn, is_usable
 from drk.assistant.events import Event, make_event
 from drk.assistant.outcome import decide
-from drk.assistant.proposers import ProposeContext, Proposer
+from drk.assistant.proposers import ProposeContext, Proposer, reads_hotspots
 from drk.assistant.regions_choice import MAX_REGIONS, Region, below, choose_regions, read_parts
 from drk.assistant.regions_source import RegionSource, compose
 from drk.assistant.runs import Run
@@ -105,6 +105,7 @@ class RegionsProposer:
         self.name = then.name
         self.ordered = then.ordered
         self.endpoint: str | None = getattr(then, "endpoint", None)
+        self.reads_hotspots = reads_hotspots(then)
         self._then = then
         self._work = work
 

@@ -26,15 +26,16 @@ from drk.assistant.budget import Budget, BudgetSpent, Spending, gpu_seconds, spe
 from drk.assistant.episode import Episode, Turn, best_of_history, describe_gain, is_usable
 from drk.assistant.errors import DrkError
 from drk.assistant.events import Event, EventSink, make_event
+from drk.assistant.hotspots import Hotspots, KernelsGym, hotspots_event, measure_hotspots, recorded_hotspots
 from drk.assistant.llm.call_journal import read_spending
-from drk.assistant.proposers import ProposeContext, Proposer
+from drk.assistant.proposers import ProposeContext, Proposer, reads_hotspots
 from drk.assistant.roofline import NEAR, bound_us
 from drk.assistant.runs import Proposal, Run
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.devices import DeviceFacts
 from drk.gym.draft import UNJUDGED_KINDS
 from drk.gym.graph import Graph
-from drk.gym.schema import Candidate, KernelRow, Task, Verdict
+from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.wire import candidate_id, task_id
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ JUDGE_ATTEMPTS = 2
 """A verdict with status ``error`` is the host's fault and tried again this often."""
 
 
-class Judge(Protocol):
+class Judge(KernelsGym, Protocol):
     """The part of :class:`drk.gym.Gym` that the loop needs."""
 
     async def evaluate(self, task: Task, candidate: Candidate) -> Verdict:
@@ -56,11 +57,14 @@ class Judge(Protocol):
 
 @dataclass(frozen=True)
 class Advice:
-    """What the search is told beside the task: the user's hints and candidates, and the reference's hot kernels."""
+    """What the search is told beside the task: the user's hints and candidates, and the reference's hot kernels.
+
+    Where ``hotspots`` are null, the search asks the gym for them, once in a run, if its proposer makes use of them.
+    """
 
     hints: tuple[str, ...] = ()
     given: tuple[Candidate, ...] = ()
-    hotspots: tuple[KernelRow, ...] = ()
+    hotspots: Hotspots | None = None
 
 
 @dataclass(frozen=True)
@@ -175,6 +179,7 @@ class Search:
         given, self._given = [one for one in self._given if candidate_id(one) not in judged], []
         if given:
             return [replace(one, proposer=USER) for one in given]
+        await self._find_hotspots()
         context = ProposeContext(
             self._task,
             graph,
@@ -195,6 +200,17 @@ class Search:
                 raise
             self._tell(make_event("note", text=f"the proposer failed: {fault.message}: {fault.cause}".rstrip(": ")))
             raise _Stopped(f"the proposer failed: {fault.message}") from fault
+
+    async def _find_hotspots(self) -> None:
+        """Have the reference's kernels measured, or read what an earlier start of this run told of them."""
+        if self._advice.hotspots is not None or not reads_hotspots(self._proposer):
+            return
+        found = recorded_hotspots(self._run.events())
+        if found is None:
+            asked = measure_hotspots(self._judge, self._task) if self._on_gpu else None
+            found = Hotspots() if asked is None else await self._before_stop(asked)
+            self._tell(hotspots_event(found))
+        self._advice = replace(self._advice, hotspots=found)
 
     def spending(self) -> Spending:
         """Return what the run has spent so far: its model calls, and the GPU seconds of its turns."""

@@ -16,6 +16,7 @@ from drk.assistant.budget import spending_line
 from drk.assistant.episode import Turn, describe_gain
 from drk.assistant.events import Event
 from drk.assistant.explanation import explanation_lines
+from drk.assistant.hotspots import counted
 from drk.assistant.outcome import Outcome
 from drk.gym.schema import Cell, Verdict
 
@@ -43,9 +44,18 @@ def event_line(event: Event) -> str:
         if event["nodes"] is None:
             return f"graph not captured: {event['reason']}"
         return f"captured {event['nodes']} operations"
+    if kind == "hotspots":
+        return _hotspots_line(event)
     if kind == "judged":
         return _judged_line(event)
     return str(event["text"]) if kind == "note" else ""
+
+
+def _hotspots_line(event: Event) -> str:
+    if event["rows"]:
+        return f"measured {counted(event['kernels'], 'kernel')} of the reference, {event['time_us']:.1f} us a call"
+    reason = event["reason"]
+    return f"the reference's kernels were not measured, only estimated: {reason}" if reason else ""
 
 
 def _judged_line(event: Event) -> str:

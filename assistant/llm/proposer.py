@@ -53,6 +53,7 @@ class LanguageModelProposer:
     """Proposes by asking ``backend``. Enter it by :func:`drk.assistant.proposers.opened`."""
 
     ordered = False
+    reads_hotspots = True
 
     def __init__(self, backend: Backend, settings: ModelSettings, prompts: Prompts) -> None:
         self.name = backend.name

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from drk.gym.kernels import ReferenceProfile
 from drk.gym.schema import Call, Candidate, Cell, Failure, Interval, Scalar, Speedups, Task, TensorSpec, Verdict
 from drk.gym.wire import candidate_id, task_id
 
@@ -128,6 +129,8 @@ class FakeGym:
     device_facts: dict[str, Any] = field(default_factory=lambda: {"device": "interpret", "gpu": None})
     evaluated: list[str] = field(default_factory=list)
     inspected: int = 0
+    profiled: int = 0
+    profile: ReferenceProfile | Exception = field(default_factory=ReferenceProfile)
     delay_s: float = 0.0
 
     async def inspect(self, task: Task) -> Any:
@@ -140,6 +143,12 @@ class FakeGym:
 
     async def parts(self, task: Task) -> list[dict[str, Any]]:
         return []
+
+    async def kernels(self, task: Task) -> ReferenceProfile:
+        self.profiled += 1
+        if isinstance(self.profile, Exception):
+            raise self.profile
+        return self.profile
 
     async def evaluate(self, task: Task, candidate: Candidate) -> Verdict:
         self.evaluated.append(candidate.source)

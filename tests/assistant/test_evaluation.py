@@ -17,6 +17,7 @@ from drk.assistant.evaluation import EvalPlan, EvalResult, evaluate, find_proble
 from drk.assistant.llm.messages import ModelFault
 from drk.assistant.proposers import make_proposer
 from drk.gym.errors import TaskError
+from drk.gym.kernels import ReferenceKernel, ReferenceProfile
 from drk.gym.schema import Candidate, Flag, Task
 
 PROBLEM = """
@@ -45,6 +46,7 @@ class Scripted:
     gpu: str | None = "NVIDIA H200"
     evaluated: int = 0
     broken: str = ""
+    profiled: int = 0
 
     @property
     def device_facts(self) -> dict[str, Any]:
@@ -56,6 +58,10 @@ class Scripted:
 
     async def capture(self, task: Task) -> dict[str, Any]:
         raise TaskError("cannot be captured")
+
+    async def kernels(self, task: Task) -> ReferenceProfile:
+        self.profiled += 1
+        return ReferenceProfile(self.gpu or "", (ReferenceKernel("relu", 1, 2.0, 1.0),))
 
     async def evaluate(self, task: Task, candidate: Candidate) -> Any:
         self.evaluated += 1
@@ -96,6 +102,29 @@ async def go(plan: EvalPlan, folder: Path, gym: Any) -> tuple[EvalResult, dict[s
     recorded = folder.parent / "recorded"
     result = await evaluate(plan, folder, gym, make_proposer(f"replay:{recorded}"))
     return result, report(plan, result, {"proposer": "replay"}, measured=gym.gpu is not None)
+
+
+async def test_a_problems_kernels_are_measured_once_for_all_its_samples(suite: Path, verdicts: Any) -> None:
+    class Reading:
+        """Notes what it is told, and has nothing to offer."""
+
+        name, ordered, reads_hotspots = "reading", False, True
+        told: ClassVar[list[Any]] = []
+
+        async def propose(self, context: Any) -> list[Candidate]:
+            self.told.append(context.hotspots)
+            return []
+
+    gym = Scripted({}, verdicts)
+    plan = plan_of(suite, samples=2)
+    for _ in range(2):  # the second goes on with what the first kept
+        await evaluate(plan, suite.parent / "out", gym, Reading())
+        assert gym.profiled == 4
+    assert {found.rows[0].name for found in Reading.told} == {"relu"}
+    assert len(Reading.told) == 16
+    without = Scripted({}, verdicts, gpu=None)
+    await evaluate(plan, suite.parent / "out-cpu", without, Reading())
+    assert (without.profiled, Reading.told[-1].rows) == (0, ())
 
 
 def test_problems_are_found_by_folder_list_and_subset(suite: Path) -> None:

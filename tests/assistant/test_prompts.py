@@ -12,11 +12,12 @@ import pytest
 from drk.assistant.answer_parser import fenced_blocks, missing_candidate, missing_verdict
 from drk.assistant.episode import Turn
 from drk.assistant.errors import UsageError
+from drk.assistant.hotspots import Hotspot, Hotspots
 from drk.assistant.prompts import FAMILIES, Prompts, Shape, conversation, family_of, fenced, representatives, task_text
 from drk.assistant.proposers import ProposeContext
 from drk.gym.devices import device_facts
 from drk.gym.graph import graph_from_json
-from drk.gym.schema import Call, Candidate, KernelRow, Scalar, Task, TensorSpec
+from drk.gym.schema import Call, Candidate, Scalar, Task, TensorSpec
 
 WIDE = Shape("append-all", 100_000)
 
@@ -39,17 +40,35 @@ def test_the_task_says_what_decides(context: ProposeContext) -> None:
     assert re.search(r"- torch \d+\.\d+", text)
     assert re.search(r"- triton \d+\.\d+", text)
     assert "float32[64, 96]" in text
-    assert "estimated from shapes" in text
     assert "silu -> float32[64, 96]: " in text
     assert "class ModelNew(torch.nn.Module)" in text
     assert "reward" not in text.lower()
 
 
 def test_measured_hotspots_replace_estimates(context: ProposeContext) -> None:
-    rows = (KernelRow("small", False, 1, 1.0, 0.1), KernelRow("big_kernel", False, 2, 9.0, 0.9))
-    text = task_text(Prompts(), replace(context, hotspots=rows))
-    assert "# Where its time goes (measured)\n- big_kernel: 90%, 9.0 us, 2 launches\n- small" in text
-    assert "estimated from shapes" not in text
+    rows = (Hotspot("big_kernel", 2, 9.0, 0.9, "model.py:9 `x + 1`, in fc"), Hotspot("small", 1, 1.0, 0.1))
+    measured = Hotspots("NVIDIA H200", rows, 2, 3, 10.0)
+    for graph in (context.graph, None):
+        text = task_text(Prompts(), replace(context, graph=graph, hotspots=measured))
+        assert (
+            "# Where its time goes (measured on NVIDIA H200)\n"
+            "One forward call of the module as it is takes 10.0 us of GPU time, in 3 launches of 2 kernels. "
+            "Most of it is in:\n"
+            "- big_kernel (model.py:9 `x + 1`, in fc): 90%, 9.0 us, 2 launches\n"
+            "- small: 10%, 1.0 us, 1 launch\n\n# An example"
+        ) in text
+        assert "estimate" not in text
+
+
+def test_estimates_are_called_estimates(context: ProposeContext) -> None:
+    unmeasured = (None, Hotspots(), Hotspots(reason="the profiler failed"))
+    (text,) = {task_text(Prompts(), replace(context, hotspots=found)) for found in unmeasured}
+    title = (
+        "# Where its time goes (estimated from shapes)\nNothing was measured: these are estimates for NVIDIA H200, each"
+    )
+    assert title in text
+    assert "measured on" not in text
+    assert "the profiler failed" not in text
 
 
 def test_without_a_graph_it_still_is_a_task(context: ProposeContext) -> None:
@@ -169,7 +188,7 @@ def test_long_projects_are_cut_and_said(context: ProposeContext) -> None:
 
 def test_users_replace_templates_by_name(tmp_path: Path, context: ProposeContext) -> None:
     usual = Prompts()
-    assert re.fullmatch(r"feedback 1, task 1 \([0-9a-f]{8}\)", usual.version)
+    assert re.fullmatch(r"feedback 1, task 2 \([0-9a-f]{8}\)", usual.version)
     (tmp_path / "task.j2").write_text("Mine: {{ task.target }} on {{ hardware.key }}")
     mine = Prompts(tmp_path)
     assert task_text(mine, context) == "Mine: ScaledSilu on h200"

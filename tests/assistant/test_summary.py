@@ -7,6 +7,7 @@ import pytest
 
 from drk.assistant.episode import Episode, Turn
 from drk.assistant.events import make_event
+from drk.assistant.hotspots import Hotspot, Hotspots, hotspots_event
 from drk.assistant.outcome import decide, estimate, result_json
 from drk.assistant.search import Found
 from drk.assistant.summary import event_line, progress_text, summary, worst_cell
@@ -72,6 +73,15 @@ def test_the_worst_cell_is_relative_to_the_original(verdicts: Any) -> None:
         (make_event("note", text="hello"), "hello"),
         (make_event("captured", nodes=3, reason=None), "captured 3 operations"),
         (make_event("captured", nodes=None, reason="it branches"), "graph not captured: it branches"),
+        (hotspots_event(Hotspots()), ""),
+        (
+            hotspots_event(Hotspots(reason="no CUPTI")),
+            "the reference's kernels were not measured, only estimated: no CUPTI",
+        ),
+        (
+            hotspots_event(Hotspots("H200", (Hotspot("a", 1, 2.5, 1.0),), 1, 1, 2.5)),
+            "measured 1 kernel of the reference, 2.5 us a call",
+        ),
         (make_event("finished", status="failed"), ""),
         (make_event("unknown-kind"), ""),
     ],

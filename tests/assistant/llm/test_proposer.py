@@ -23,6 +23,8 @@ from drk.assistant.proposers import BuiltinProposer, ProposeContext, Proposer, S
 from drk.assistant.runs import Run
 from drk.assistant.search import Advice
 from drk.gym.devices import device_facts
+from drk.gym.errors import TaskError
+from drk.gym.kernels import ReferenceKernel, ReferenceProfile
 from drk.gym.schema import Candidate, Task
 
 pytest.importorskip("openai", reason="the llm extra is not installed")
@@ -125,6 +127,38 @@ async def test_every_cut_resumes_to_the_same_end_without_a_repeated_call(
             assert again["best"] == whole["best"]
             assert again["spending"]["calls"] == 3
             assert again["spending"]["lost_calls"] == kept % 2
+
+
+def measured(name: str) -> ReferenceProfile:
+    return ReferenceProfile("NVIDIA H200", (ReferenceKernel(name, 2, 6.25, 1.0, "", "model.py:3"),))
+
+
+async def test_a_resumed_run_asks_with_the_same_measured_kernels(
+    plan: Plan, run: Run, make_gym: Any, verdicts: Any, silu_candidate: Candidate, tmp_path: Path
+) -> None:
+    good = silu_candidate.source
+    table = {WRONG: verdicts.refused(), good: verdicts.accepted(1.2), good + "# faster\n": verdicts.accepted(1.9)}
+    first = make_gym(table, device_facts=GPU, profile=measured("first_kernel"))
+    with serve(script_of(good)) as endpoint:
+        await go(plan, run, first, model(endpoint))
+        assert first.profiled == 1
+        lines = (run.folder / "events.jsonl").read_text().splitlines(keepends=True)
+        told = next(number for number, line in enumerate(lines, 1) if '"hotspots"' in line)
+        cut = begin_run(plan, tmp_path / "cut", {})
+        (cut.folder / "events.jsonl").write_text("".join(lines[:told]) + '{"event": "hots')
+        later = make_gym(table, device_facts=GPU, profile=measured("another_kernel"))
+        await go(plan, cut, later, model(endpoint))
+        assert later.profiled == 0
+        fell = make_gym(table, device_facts=GPU, profile=TaskError("the profiler failed"))
+        await go(plan, begin_run(plan, tmp_path / "fell", {}), fell, model(endpoint))
+        await go(plan, begin_run(plan, tmp_path / "without", {}), make_gym(table), model(endpoint))
+    prompts = [request["messages"] for request in endpoint.requests]
+    assert prompts[:3] == prompts[3:6]
+    assert all(
+        "(measured on NVIDIA H200)" in one[0]["content"] and "first_kernel" in one[0]["content"] for one in prompts[:6]
+    )
+    assert all("Nothing was measured: these are estimates" in one[0]["content"] for one in prompts[6:])
+    assert "the profiler failed" not in prompts[6][0]["content"]
 
 
 async def test_parallel_samples_keep_their_order_under_faults(
