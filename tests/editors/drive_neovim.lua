@@ -1,5 +1,5 @@
--- Drives Neovim headless through the whole path: diagnostics, search, apply, undo, redo, restore. What is seen goes as
--- JSON into the file that DRIVE_LOG names. DRIVE_PLUGIN is the client's folder, DRIVE_FILE the user's file, DRIVE_CMD the
+-- Drives Neovim headless through one of the scenarios below. What is seen goes as JSON into the file that DRIVE_LOG names.
+-- DRIVE_SCENARIO is the scenario's name, DRIVE_PLUGIN the client's folder, DRIVE_FILE the user's file, DRIVE_CMD the
 -- server's command line and DRIVE_SETTINGS the settings, both as JSON.
 local seen = { progress = {}, messages = {}, steps = {} }
 local limit_ms = 240000
@@ -36,11 +36,17 @@ local function action(kind)
   vim.lsp.buf.code_action({ apply = true, context = { only = { kind }, diagnostics = {} } })
 end
 
-local function drive()
+local function warn(message)
+  table.insert(seen.messages, message)
+end
+
+-- Set the client up and open the file.
+local function open()
   vim.opt.runtimepath:append(os.getenv("DRIVE_PLUGIN"))
   vim.opt.swapfile = false
+  vim.notify = warn
   vim.lsp.handlers["window/showMessage"] = function(_, params)
-    table.insert(seen.messages, params.message)
+    warn(params.message)
     return vim.NIL
   end
   vim.lsp.handlers["$/progress"] = function(_, params)
@@ -53,18 +59,123 @@ local function drive()
   wait("attach", function()
     return #require("drk").clients(0) > 0
   end)
+end
+
+local function see_diagnostics()
   wait("diagnostics", function()
     return #vim.diagnostic.get(0) > 0
   end)
   seen.diagnostics = vim.tbl_map(function(one)
     return { code = one.code, line = one.lnum, message = one.message, severity = one.severity }
   end, vim.diagnostic.get(0))
-  local original = text()
-  vim.fn.search("^class " .. (os.getenv("DRIVE_CLASS") or "Net"))
-  action("refactor.rewrite.drk.fuse")
-  wait("the search's end", function()
-    return #seen.progress > 0 and seen.progress[#seen.progress].kind == "end"
+end
+
+local function wait_for_end(count)
+  wait("the end of job " .. count, function()
+    local ends = vim.tbl_filter(function(value)
+      return value.kind == "end"
+    end, seen.progress)
+    return #ends >= count
   end)
+end
+
+local function at_class()
+  vim.fn.search("^class " .. (os.getenv("DRIVE_CLASS") or "Net"))
+end
+
+local scenarios = {}
+
+-- Nothing is stored: the editor's own command profiles the file, diagnostics appear, the report's page is opened.
+function scenarios.profile()
+  vim.ui.open = function(path)
+    seen.opened = path
+    return { wait = function() end }, nil
+  end
+  open()
+  seen.before = #vim.diagnostic.get(0)
+  vim.cmd("Drk profile")
+  see_diagnostics()
+  wait_for_end(1)
+  vim.cmd("Drk openReport")
+  wait("the report's page", function()
+    return seen.opened ~= nil
+  end)
+end
+
+-- The server is killed in the middle of a search; when the file is opened anew, what was found is offered.
+function scenarios.killed()
+  open()
+  local original = text()
+  at_class()
+  action("refactor.rewrite.drk.fuse")
+  wait("the second turn", function()
+    return #seen.progress > 0 and vim.startswith(seen.progress[#seen.progress].message or "", "turn 2/2")
+  end)
+  vim.uv.kill(tonumber(vim.fn.readfile(os.getenv("DRIVE_PID"))[1]), "sigkill")
+  wait("the client's end", function()
+    return #require("drk").clients(0) == 0
+  end)
+  seen.kept = text() == original
+  vim.cmd("Drk apply")
+  vim.cmd("edit")
+  wait("a second server", function()
+    return #require("drk").clients(0) > 0
+  end)
+  at_class()
+  action("refactor.rewrite.drk.apply")
+  wait("the edit", function()
+    return text() ~= original
+  end)
+  seen.applied = text()
+end
+
+-- The text moves on, or cannot be changed, while an edit is on its way: nothing is half done.
+function scenarios.refused()
+  open()
+  local client = require("drk").clients(0)[1]
+  local original, uri = text(), vim.uri_from_bufnr(0)
+  local beside = vim.uri_from_fname(vim.fs.dirname(os.getenv("DRIVE_FILE")) .. "/model_kernels.py")
+  local start = { line = 0, character = 0 }
+  local function ask(version)
+    local edits = { { range = { start = start, ["end"] = start }, newText = "import nothing\n" } }
+    local changes = {
+      { kind = "create", uri = beside },
+      { textDocument = { uri = uri, version = version }, edits = edits },
+    }
+    local params = { label = "drk: a test", edit = { documentChanges = changes } }
+    local context = { client_id = client.id, method = "workspace/applyEdit" }
+    return client.handlers["workspace/applyEdit"](nil, params, context, {})
+  end
+  vim.api.nvim_buf_set_lines(0, -1, -1, false, { "# more" })
+  local changed = text()
+  seen.stale = ask(vim.lsp.util.buf_versions[vim.api.nvim_get_current_buf()] - 1)
+  seen.stale_kept = text() == changed
+  vim.bo.modifiable = false
+  seen.fixed = ask(vim.NIL)
+  seen.fixed_kept = text() == changed
+  vim.cmd("Drk apply")
+  wait("a message", function()
+    return #seen.messages > 0
+  end)
+  seen.still = text() == changed
+  vim.bo.modifiable = true
+  vim.cmd("silent undo")
+  seen.undone = text() == original
+end
+
+-- Diagnostics, search, apply, undo, redo, restore.
+function scenarios.whole()
+  open()
+  if os.getenv("DRIVE_CHECK") then
+    vim.cmd("Drk profile")
+    wait_for_end(1)
+  end
+  see_diagnostics()
+  local jobs = os.getenv("DRIVE_CHECK") and 1 or 0
+  local original = text()
+  at_class()
+  action("refactor.rewrite.drk.fuse")
+  wait_for_end(jobs + 1)
   action("refactor.rewrite.drk.apply")
   wait("the edit", function()
     return text() ~= original
@@ -83,7 +194,7 @@ local function drive()
   seen.undone = text() == original
   vim.cmd("silent redo")
   vim.cmd("silent write")
-  vim.fn.search("^class " .. (os.getenv("DRIVE_CLASS") or "Net"))
+  at_class()
   action("refactor.rewrite.drk.restore")
   wait("the restored text", function()
     return text() == original
@@ -91,5 +202,5 @@ local function drive()
   seen.restored = true
 end
 
-local done, fault = xpcall(drive, debug.traceback)
+local done, fault = xpcall(scenarios[os.getenv("DRIVE_SCENARIO")], debug.traceback)
 finish(not done and fault or nil)

@@ -6,11 +6,33 @@ local M = {}
 
 local label = "drk: "
 
+-- Why an edit cannot be made as a whole, or nil. Neovim itself would make the rest of it and call that applied.
+local function obstacle(change_list)
+  for _, change in ipairs(change_list) do
+    local document = change.textDocument
+    local buffer = document and vim.fn.bufnr(vim.uri_to_fname(document.uri)) or -1
+    if buffer > 0 and vim.api.nvim_buf_is_loaded(buffer) then
+      local name = vim.fs.basename(vim.api.nvim_buf_get_name(buffer))
+      local version = document.version
+      if type(version) == "number" and version > 0 and ((vim.lsp.util.buf_versions or {})[buffer] or 0) > version then
+        return name .. " was changed meanwhile"
+      elseif not vim.bo[buffer].modifiable then
+        return name .. " cannot be changed here ('nomodifiable')"
+      end
+    end
+  end
+  return nil
+end
+
 -- Files that drk creates or edits are saved when they were not modified before: kernels in an unsaved buffer would be
 -- missing for whoever imports them.
 local function apply_edit(error, params, context, config)
   local edited, created = {}, {}
   local change_list = params and params.edit and params.edit.documentChanges or {}
+  local reason = obstacle(change_list)
+  if reason then
+    return { applied = false, failureReason = reason }
+  end
   for _, change in ipairs(change_list) do
     local uri = change.uri or (change.textDocument and change.textDocument.uri)
     if uri and change.kind ~= "delete" then
