@@ -22,6 +22,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
+from drk.assistant.artefact_gradient_test import GRADIENT_TESTS
 from drk.assistant.artefact_record import ArtefactError, Shapes, constants, literal, nested_source
 from drk.assistant.artefact_test_template import STATE_TESTS, TEST
 from drk.assistant.check_record import record_lines
@@ -202,7 +203,13 @@ def _test_source(task: Task, verified: Mapping[str, str], stem: str, source: Sou
     package = f"{name.rpartition('.')[0]}." if packaged else ""
     is_module = task.target_kind != "function"
     autocast = (task.autocast or "").removeprefix("torch.")
+    calling = {
+        "autocast_dtype": f"torch.{autocast or 'bfloat16'}",
+        "autocast": bool(autocast),
+        "exact": "copy.deepcopy(original).double()" if is_module else "original",
+    }
     text = TEST.substitute(
+        calling,
         kernels=f"{stem}_kernels",
         kernels_when_beside=f"{package}{stem}_kernels",
         entry_name=entry.name,
@@ -213,12 +220,10 @@ def _test_source(task: Task, verified: Mapping[str, str], stem: str, source: Sou
         build=build_lines(task),
         build_argument=f", build=inspect.unwrap(user.{task.target})" if task.target_kind == "factory" else "",
         draw=draw_lines(task),
-        autocast_dtype=f"torch.{autocast or 'bfloat16'}",
-        autocast=bool(autocast),
-        exact="copy.deepcopy(original).double()" if is_module else "original",
         exact_now="build().double()" if is_module else "build()",
     )
-    return text + (STATE_TESTS if is_module and not task.submodule else "")
+    text += STATE_TESTS if is_module and not task.submodule else ""
+    return text + (GRADIENT_TESTS.substitute(calling) if task.grad else "")
 
 
 def _has_deep_tensor(arguments: str) -> bool:

@@ -229,6 +229,39 @@ def _alike(result: Any, expected: Any) -> bool:
     return bool(result == expected)
 
 
+def _slopes_alike(first: Any, second: Any, args: Any, kwargs: Any, parameters: list[Any]) -> bool:
+    """Say whether two functions hand the same gradients to their inputs and to ``parameters``."""
+    found = [_slopes(function, args, kwargs, parameters) for function in (first, second)]
+    return all(_alike(one, other) for one, other in zip(*found, strict=True))
+
+
+def _slopes(function: Any, args: Any, kwargs: Any, parameters: list[Any]) -> list[Any]:
+    inputs: list[Any] = []
+    with torch.enable_grad():
+        result = function(*_leaves_of(args, inputs), **_leaves_of(kwargs, inputs))
+        outputs: list[Any] = []
+        _leaves_of(result, outputs, fresh=False)
+        outputs = [one for one in outputs if one.requires_grad]
+        # no random numbers are drawn here: the caller's stay what they would have been
+        drawn = [torch.arange(one.numel(), device=one.device).cos().reshape(one.shape).to(one.dtype) for one in outputs]
+        wanted = [*inputs, *(one for one in parameters if one.requires_grad)]
+        return list(torch.autograd.grad(outputs, wanted, drawn, allow_unused=True)) if outputs and wanted else []
+
+
+def _leaves_of(value: Any, found: list[Any], *, fresh: bool = True) -> Any:
+    """Collect floating tensors; with ``fresh``, return the same structure with leaves in their place."""
+    if isinstance(value, torch.Tensor):
+        if value.is_floating_point():
+            value = value.detach().requires_grad_() if fresh else value
+            found.append(value)
+        return value
+    if isinstance(value, dict):
+        return {key: _leaves_of(item, found, fresh=fresh) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return type(value)([_leaves_of(item, found, fresh=fresh) for item in value])
+    return value
+
+
 def _key(sizes: dict[int, int]) -> tuple[tuple[int, int], ...]:
     return tuple(sorted(sizes.items()))
 

@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from drk.assistant.errors import DrkError
+from drk.assistant.random_operators import draws
 from drk.gym.graph import Graph, Pack, Parameter, Placeholder, Ref, TensorMeta
 from drk.gym.schema import Argument, Call, Nested, Scalar, Task, UserFunction, Verdict
 
@@ -59,7 +60,7 @@ def constants(task: Task, graph: Graph | None, verdict: Verdict, judged: Shapes 
         "_GRADIENTS": repr(task.grad),
         "_AUTOCAST": _quoted((task.autocast or "").removeprefix("torch.")),
         "_WEIGHTS": _quoted("converted" if verdict.weights == "converted" else "copied"),
-        "_CHECK_NEW_SIZES": repr(not graph.mutations and task.mode == "eval"),
+        "_CHECK_NEW_SIZES": repr(not graph.mutations and (task.mode == "eval" or not any(map(draws, graph.nodes)))),
         "_OUTPUT": _output(graph.output, graph.metas()),
         "_CHANGED": repr(tuple(graph.mutations)),
         "_OPERATOR_NAME": _quoted(_operator_name(task, verdict)),

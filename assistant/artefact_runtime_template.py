@@ -48,6 +48,7 @@ from drk.assistant.artefact_guard_template import (
     _key,
     _match,
     _say,
+    _slopes_alike,
     _state_marks,
     _Unfit,
 )
@@ -266,7 +267,9 @@ class _Dispatch:
             raise _Unfit("new sizes cannot be checked while a CUDA graph is captured")
         expected = self.original(*args, **kwargs)
         result = kernels(*args, **kwargs)
-        if not _alike(result, expected):
+        state = [mine[leaf] for _, mine, leaf in self.ties]
+        slopes = not _GRADIENTS or _slopes_alike(self.original, kernels, args, kwargs, state)
+        if not slopes or not _alike(result, expected):
             self.disable(f"with other sizes ({told}) the result differs from the original's")
             raise _Unfit(self.disabled)
         self.trusted.add(_key(sizes))

@@ -13,13 +13,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
+from drk.assistant.random_operators import draws
 from drk.assistant.synth.backward_graph import Segment, rule_of
 from drk.assistant.synth.backward_tape import VIEWS
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.regions import facts_of
 from drk.gym.graph import Graph, Node
 
-RANDOM = ("rand", "drop", "bernoulli", "normal_", "multinomial", "uniform", "exponential", "geometric", "poisson")
 DETACHED = "aten.detach_copy.default"
 
 
@@ -63,7 +63,7 @@ class _Levels:
             names = node.inputs()
             level = max((self.level[name] for name in names), default=0)
             ready = all(name in self.outside or self.level[name] < level for name in names)
-            random = any(word in node.op for word in RANDOM)
+            random = draws(node)
             known = len(node.metas) == 1 and node.metas[0] is not None and node.op != "getitem" and not random
             known = known and (node.name not in self.needed or rule_of(node, metas) is not None)
             if known and not (node.bare_op in VIEWS and names and ready):
