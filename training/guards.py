@@ -53,7 +53,8 @@ class FiniteGradients(TrainerCallback):  # type: ignore[misc]
         if bad:
             raise NotFiniteError(
                 f"the gradient of step {state.global_step + 1} is not finite in {len(bad)} of {len(grads)} tensors",
-                help="the last checkpoint is good; lower optimizer.learning_rate, or use model.dtype = 'float32'",
+                help="the last checkpoint is good: the same command tries again from there; if it comes back, begin a "
+                "new run from it (model.path, run.output_dir) with a lower optimizer.learning_rate, or in float32",
             )
 
 

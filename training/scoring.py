@@ -132,7 +132,8 @@ class PatientJudge:
         return verdict
 
     async def _patiently(self, task: Task, candidate: Candidate) -> Verdict:
-        deadline = time.monotonic() + self._section.patience_s
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + self._section.patience_s
         pause = self._pause_s
         while True:
             fault: HostError
@@ -148,7 +149,7 @@ class PatientJudge:
                 fault = error
             finally:
                 self.seconds += time.monotonic() - begun
-            if time.monotonic() + pause > deadline:
+            if clock() + pause > deadline:
                 raise fault
             self.retries += 1
             await asyncio.sleep(pause)

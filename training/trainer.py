@@ -106,7 +106,8 @@ class TurnLevelTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
             )
         raise EmptyBatchError(
             f"rejection left no token to train on in {attempts} collections of the same tasks",
-            help="widen rejection.low and rejection.high, or sample and train in the same precision",
+            help="sample and train in the same precision, or widen rejection.low and rejection.high in a new run "
+            "(run.output_dir) from the last checkpoint (model.path)",
         )
 
     def _items(self, inputs: Sequence[dict[str, Any]]) -> list[RolloutItem]:

@@ -7,71 +7,36 @@ from typing import Any
 
 import pytest
 import torch
-from policy_parts import MadeUp, make_policy, make_tasks
+from policy_parts import MadeUp
 
 pytest.importorskip("trl", reason="needs the train extra")
 
-import datasets
 import transformers
+from trainer_parts import Gradients, build, relative_difference, settings_of
 
 from drk.training.advantages import AdvantageOptions, turn_advantages
-from drk.training.config import TrainConfig, load_config
 from drk.training.errors import EmptyBatchError
-from drk.training.rl import trainer_arguments
-from drk.training.run_folder import RunFolder
-from drk.training.trainer import GymFaults, TurnLevelTrainer
+from drk.training.rollout import Clock
+from drk.training.trainer import GymFaults, SamplerRestarted, TurnLevelTrainer
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
 
-OVERRIDES = [
-    "rollout.prompts_per_step=2",
-    "rollout.samples_per_prompt=4",
-    "rollout.turns=2",
-    "optimizer.max_grad_norm=1e9",
-    "rejection.mrs=false",
-    "rejection.width=0.0",
-    "run.steps=2",
-    "run.save_every=0",
-]
 
-
-class Gradients(transformers.TrainerCallback):
-    """Keeps the first step's gradient, and the weights that it belongs to."""
-
-    def __init__(self) -> None:
-        self.first: list[torch.Tensor] = []
-        self.weights: list[torch.Tensor] = []
-
-    def on_pre_optimizer_step(self, args: Any, state: Any, control: Any, model: Any = None, **_: Any) -> None:
-        if not self.first:
-            self.first = [p.grad.detach().clone() for p in model.parameters()]
-            self.weights = [p.detach().clone() for p in model.parameters()]
-
-
-def run(folder: Path, collect: Any, *more: str, steps: int = 1) -> tuple[TurnLevelTrainer, Gradients, TrainConfig]:
+def run(
+    folder: Path, collect: Any, *more: str, steps: int = 1, before_collect: Any = None
+) -> tuple[TurnLevelTrainer, Gradients]:
     """Train ``steps`` steps on made-up turns."""
-    settings = load_config("nano-cpu", [*OVERRIDES, *more, f"run.steps={steps}"])
-    policy = make_policy(folder / "policy")
-    run_folder = RunFolder(folder / "run")
-    run_folder.open(settings)
-    order = [0, 1] * steps
     gradients = Gradients()
-    trainer = TurnLevelTrainer(
-        tasks=make_tasks(2),
-        collect=collect,
-        settings=settings,
-        journal=run_folder.journal,
-        model=transformers.AutoModelForCausalLM.from_pretrained(policy, dtype=torch.float32),
-        args=trainer_arguments(settings, run_folder, 1),
-        train_dataset=datasets.Dataset.from_list([{"prompt": f"task-{i}", "task_index": i} for i in order]),
-        processing_class=transformers.AutoTokenizer.from_pretrained(policy, padding_side="left"),
-        callbacks=[gradients],
-    )
-    trainer.train()
-    return trainer, gradients, settings
+    settings = settings_of(*more, steps=steps)
+    trainer, place = build(folder, collect, settings, callbacks=[gradients], before_collect=before_collect)
+    try:
+        trainer.train()
+    finally:
+        place.close()
+    return trainer, gradients
 
 
-def reinforce_gradient(folder: Path, rows: list[Any]) -> list[torch.Tensor]:
+def reinforce_gradient(folder: Path, rows: list[Any]) -> dict[str, torch.Tensor]:
     """Return the gradient of turn-level REINFORCE, row by row, without padding, groups or TRL."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder / "policy", dtype=torch.float32)
     keep = torch.tensor([row.score.coverage > 0 for row in rows])
@@ -94,37 +59,31 @@ def reinforce_gradient(folder: Path, rows: list[Any]) -> list[torch.Tensor]:
         chosen = logps.gather(1, ids[0, 1:, None]).squeeze(1)[len(row.prompt_ids) - 1 :]
         loss = loss - advantage * chosen.sum() / tokens
     loss.backward()
-    return [p.grad for p in model.parameters()]
-
-
-def relative_difference(left: list[torch.Tensor], right: list[torch.Tensor]) -> float:
-    difference = sum(float((a - b).square().sum()) for a, b in zip(left, right, strict=True))
-    return (difference / sum(float(b.square().sum()) for b in right)) ** 0.5
+    return {name: p.grad for name, p in model.named_parameters()}
 
 
 @pytest.mark.parametrize("micro_batches", [1, 2])
 def test_the_gradient_is_turn_level_reinforce(tmp_path: Path, micro_batches: int) -> None:
     collect = MadeUp()
-    trainer, gradients, _ = run(tmp_path, collect, f"optimizer.micro_batches={micro_batches}")
+    trainer, gradients = run(tmp_path, collect, f"optimizer.micro_batches={micro_batches}")
     assert 2 < sum(row.score.coverage == 0 for row in collect.rows) < len(collect.rows) - 2
     expected = reinforce_gradient(tmp_path, collect.rows)
-    assert sum(float(grad.abs().sum()) for grad in expected) > 0.1
+    assert sum(float(grad.abs().sum()) for grad in expected.values()) > 0.1
     assert relative_difference(gradients.first, expected) < 1e-5
-    changed = [
-        bool((p.detach() != w).any()) for p, w in zip(trainer.model.parameters(), gradients.weights, strict=True)
-    ]
-    assert any(changed)
+    weights = dict(trainer.model.named_parameters())
+    assert any(not torch.equal(weights[name], before) for name, before in gradients.weights.items())
 
 
 def test_a_rejected_row_has_no_effect(tmp_path: Path) -> None:
-    _, left, _ = run(tmp_path / "a", MadeUp())
-    _, right, _ = run(tmp_path / "b", MadeUp(change_rejected=3))
-    assert all(torch.equal(a, b) for a, b in zip(left.first, right.first, strict=True))
+    _, left = run(tmp_path / "a", MadeUp())
+    _, right = run(tmp_path / "b", MadeUp(change_rejected=3))
+    assert left.first.keys() == right.first.keys()
+    assert all(torch.equal(grad, right.first[name]) for name, grad in left.first.items())
 
 
 def test_metrics_appear_and_every_turn_is_written_down(tmp_path: Path) -> None:
     collect = MadeUp()
-    trainer, _, _ = run(tmp_path, collect, steps=2)
+    trainer, _ = run(tmp_path, collect, "run.tensorboard=true", steps=2)
     logged = [entry for entry in trainer.state.log_history if "loss" in entry]
     assert len(logged) == 2
     for name in ("reward/mean", "reward/turn_1", "correct/turn_2", "keep/prs", "rows/live", "hack_rate", "entropy",
@@ -136,14 +95,15 @@ def test_metrics_appear_and_every_turn_is_written_down(tmp_path: Path) -> None:
     assert [item.sample for item in collect.calls[0][0]] == list(range(8))
     lines = (tmp_path / "run" / "turns.0.jsonl").read_text().splitlines()
     assert len(lines) > 2 * 8
+    assert list((tmp_path / "run" / "checkpoints").rglob("events.out.tfevents.*"))
 
 
 def test_the_planned_divisor_does_not_depend_on_rejection(tmp_path: Path) -> None:
     collect = MadeUp()
-    _, by_tokens, _ = run(tmp_path / "a", collect)
-    _, planned, _ = run(tmp_path / "b", MadeUp(), "optimizer.divisor=planned")
+    _, by_tokens = run(tmp_path / "a", collect)
+    _, planned = run(tmp_path / "b", MadeUp(), "optimizer.divisor=planned")
     tokens = sum(len(row.completion_ids) for row in collect.rows if row.score.coverage > 0)
-    scaled = [grad * tokens / (1000 * 2 * 4 * 2) for grad in by_tokens.first]
+    scaled = {name: grad * tokens / (1000 * 2 * 4 * 2) for name, grad in by_tokens.first.items()}
     assert relative_difference(planned.first, scaled) < 1e-5
 
 
@@ -165,3 +125,46 @@ def test_too_many_faults_stop_the_run(tmp_path: Path) -> None:
 
     with pytest.raises(GymFaults, match=r"8 of 8 trajectories.*the gym is down"):
         run(tmp_path, Faulty())
+
+
+class Restarting(MadeUp):
+    """Says for the first ``away`` collections that the sampler was away meanwhile."""
+
+    def __init__(self, away: int) -> None:
+        super().__init__()
+        self.away = away
+
+    def __call__(self, items: Any, *, seed: int) -> Any:
+        found, clock = super().__call__(items, seed=seed)
+        return found, Clock(clock.sampling_s, clock.judging_sum_s, outages=int(len(self.calls) <= self.away))
+
+
+def test_what_a_restarted_sampler_said_is_not_trained_on_and_the_weights_are_sent_again(tmp_path: Path) -> None:
+    sent: list[int] = []
+    collect = Restarting(away=1)
+    _, gradients = run(tmp_path, collect, before_collect=lambda trainer: sent.append(trainer.state.global_step))
+    assert sent == [0, 0]
+    assert [seed for _, seed in collect.calls] == [0, 1]
+    # the gradient is that of the second collection alone
+    assert relative_difference(gradients.first, reinforce_gradient(tmp_path, collect.rows)) < 1e-5
+    journal = (tmp_path / "run" / "turns.0.jsonl").read_text().splitlines()
+    assert len(journal) == len(collect.rows)
+
+
+def test_a_sampler_that_is_away_again_and_again_stops_the_run(tmp_path: Path) -> None:
+    with pytest.raises(SamplerRestarted, match="away in 3 collections"):
+        run(tmp_path, Restarting(away=9), before_collect=lambda _: None)
+
+
+def test_a_sampler_in_this_process_is_never_in_doubt(tmp_path: Path) -> None:
+    collect = Restarting(away=1)
+    run(tmp_path, collect)
+    assert len(collect.calls) == 1
+
+
+def test_unequal_groups_reach_the_collection(tmp_path: Path) -> None:
+    collect = MadeUp()
+    run(tmp_path, collect, "rollout.group_sizes=unequal")
+    asked = [item.prompt for item in collect.calls[0][0]]
+    assert sorted(asked.count(task) for task in (0, 1)) == [2, 6]
+    assert [item.sample for item in collect.calls[0][0]] == list(range(8))
