@@ -60,7 +60,11 @@ def profile(session: Session, message: dict[str, Any]) -> dict[str, Any]:
     launched = {int(row["handle"]): row for row in census.rows()}
     times = device_times(path.with_suffix(".hatchet"))
     own_names = {str(function.fn.__name__) for function in triton_adapter.launchables(frozenset(owned))}
-    return summary(times, launched, own_names, len(calls))
+    runs = len(calls)
+    calls.clear()
+    if session.role == "reference":
+        session.tidied()  # others need the memory
+    return summary(times, launched, own_names, runs)
 
 
 @contextmanager

@@ -12,7 +12,7 @@ from gym_service import REFERENCE, RIGHT, TASK, WRONG, GymService
 
 from drk.gym.client import RemoteGym
 from drk.gym.errors import BundleError, HostError, TaskError
-from drk.gym.kernels import ReferenceProfile
+from drk.gym.kernels import ReferenceKernel, ReferenceProfile
 from drk.gym.schema import Candidate
 from drk.gym.settings import GymSettings, Timing
 from drk.gym.wire import task_from_json
@@ -70,6 +70,19 @@ async def test_what_does_not_pass_is_raised_at_once(status, error, words) -> Non
         with pytest.raises(error, match=words):
             await RemoteGym(url).__aenter__()
     assert len(asked) == 1
+
+
+async def test_measured_kernels_come_as_the_server_saw_them() -> None:
+    row = {"name": "relu", "launches": 2, "time_us": 1.5, "share": 1.0, "module": "act", "source": "model.py:6"}
+    result = {"state": "done", "report": {"gpu": "NVIDIA H200", "kernels": [row, {"name": "no time"}]}}
+    async with scripted((200, {}, STATUS), (200, {}, result)) as (url, asked), RemoteGym(url) as gym:
+        found = await gym.kernels(TASK_VALUE)
+    assert found == ReferenceProfile("NVIDIA H200", (ReferenceKernel("relu", 2, 1.5, 1.0, "act", "model.py:6"),))
+    assert asked[1].startswith("POST /v1/profiles ")
+    older = (422, {}, refusal("invalid_request"))  # a server that does not know what is asked for
+    async with scripted((200, {}, STATUS), older) as (url, _), RemoteGym(url) as gym:
+        with pytest.raises(BundleError, match="because invalid_request"):
+            await gym.kernels(TASK_VALUE)
 
 
 async def test_patience_ends() -> None:
