@@ -316,6 +316,8 @@ class _Fault(DrkError):
     exit_code = ExitCode.INTERNAL
 
     def __init__(self, error: BaseException, log: Path | None) -> None:
+        while isinstance(error, BaseExceptionGroup):  # its own text only counts its exceptions
+            error = error.exceptions[0]
         text = "".join(traceback.format_exception_only(error)).strip()
         where = f"the traceback is in {log}" if log else "the traceback could not be saved; -v shows it"
         super().__init__("drk failed, by a fault of its own", cause=text, help=f"please report this; {where}")

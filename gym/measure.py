@@ -170,7 +170,9 @@ class Contest:
         mine, theirs = self.disagreed["candidate"], sum(self.disagreed.values()) - self.disagreed["candidate"]
         done = len(self.times_ms["candidate"])
         if mine > MAX_DISAGREEMENTS and mine > 3 * (theirs + 1) and mine > done:
-            raise Stop("rejected", Failure("time", "clock", "its event times contradict the Judge's own clock"))
+            proof = "its event times contradict the Judge's own clock"
+            self.evaluation.draft.flags.append(Flag("clock-mismatch", "timing", "fraud", proof))
+            raise Stop("rejected", Failure("time", "clock-mismatch", proof))
         if mine + theirs > 5 * MAX_DISAGREEMENTS + 2 * done:
             raise Stop("error", Failure("host", "unsteady", "the host is too busy to time anything"))
 
@@ -204,14 +206,22 @@ class Contest:
             self.times_ms[name].append(value)
 
     async def check_outputs(self) -> None:
-        """Compare what the candidate returned in its last timed window with the reference's on the same key."""
+        """Compare what the candidate returned in its last timed window with the reference's on the same keys.
+
+        The last call of the window and a random one: who answers from a cache once the calls come quickly does so to
+        the end.
+        """
+        for index in sorted({self.calls - 1, self.owner.random.randrange(self.calls)}):
+            # Where calls change the module's state, the reference has to make those before this one as well.
+            keys = self.window_keys[0 if self.session.stateful else index : index + 1]
+            await self._check_output("timed", index, keys)
+
+    async def _check_output(self, where: str, index: int, keys: list[int]) -> None:
+        """Hold output ``index`` of the candidate's last window against the reference's after calls on ``keys``."""
         evaluation, limit_s = self.evaluation, self.evaluation.settings.limits.run_s
-        index = self.owner.random.randrange(self.calls)
         sample = self.session.sample(None)
         answer = await self._ask("candidate", "outputs", limit_s, index=index, sample=sample)
         mine = await fetch(self.runner, answer, evaluation.settings, self.session.compare_on)
-        # Where calls change the module's state, the reference has to make those before this one as well.
-        keys = self.window_keys[0 if self.session.stateful else index : index + 1]
         await self._ask("eager", "prepare", limit_s, form="eager", keys=keys)
         await self._ask("eager", "go", limit_s)
         answer = await self._ask("eager", "outputs", limit_s, index=len(keys) - 1, sample=sample)
@@ -219,18 +229,21 @@ class Contest:
         if mine is None or theirs is None:
             raise Stop("failed", Failure("time", "early-exit", "a process ended while timed outputs were read"))
         for name, reference in theirs.items():
-            evaluation.draft.cells.append(compare_timed(f"timed {name}", mine.get(name), reference, self._like(name)))
+            evaluation.draft.cells.append(compare_timed(f"{where} {name}", mine.get(name), reference, self._like(name)))
 
     async def check_clock(self) -> None:
         """Hold the claimed latency against the Judge's own clock in a window too long to hide anything in."""
-        strain = {name: await self._strain(name) for name in ("eager", "candidate")}
+        strain = {"eager": (await self._strain("eager"))[0]}
+        strain["candidate"], key = await self._strain("candidate")
+        if not self.session.stateful:
+            await self._check_output("long window", 0, [key])
         if strain["candidate"] > STRAIN_LIMIT * max(strain["eager"], 1.0):
             times = f"{strain['candidate']:.2f}"
             proof = f"in a long window the Judge's clock shows {times} times the time that its events claim"
             self.evaluation.draft.flags.append(Flag("clock-mismatch", "timing", "fraud", proof, strain))
 
-    async def _strain(self, name: str) -> float:
-        """Return the Judge's time over the claimed time for a window of about :data:`LONG_WINDOW_MS`."""
+    async def _strain(self, name: str) -> tuple[float, int]:
+        """Return the Judge's time over the claimed time for a window of about :data:`LONG_WINDOW_MS`, and its last key."""
         claimed_ms = max(median(self.times_ms[name]), 1e-3)
         repeat = min(max(math.ceil(LONG_WINDOW_MS / claimed_ms), 1), MAX_REPEAT)
         limit_s = self.evaluation.settings.limits.run_s
@@ -239,7 +252,7 @@ class Contest:
         start = time.perf_counter()
         await self._ask(name, "go", limit_s, repeat=repeat)
         wall_ms = (time.perf_counter() - start) * 1e3
-        return (wall_ms - CLOCK_SLACK_MS) / (claimed_ms * repeat)
+        return (wall_ms - CLOCK_SLACK_MS) / (claimed_ms * repeat), keys[(repeat - 1) % len(keys)]
 
     def _like(self, leaf: str) -> Cell | None:
         cells = self.evaluation.draft.cells

@@ -72,7 +72,37 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
             init="self.side = torch.cuda.Stream()",
         ),
         "rejected",
-        ("wrong-output", "clock-mismatch", "clock"),
+        ("wrong-output", "clock-mismatch"),
+    ),
+    (
+        "side-streams-in-front",
+        candidate(
+            "home, out = torch.cuda.current_stream(), torch.empty_like(x)\n"
+            "for part, result in zip(x.chunk(2), out.chunk(2), strict=True):\n"
+            "    side = torch.cuda.Stream(priority=-1)\n"
+            "    side.wait_stream(home)\n"
+            "    torch.cuda.set_stream(side)\n"
+            "    root(part, result)\n"
+            "torch.cuda.set_stream(home)\n"
+            "return out"
+        ),
+        "rejected",
+        ("wrong-output",),
+    ),
+    (
+        "rhythm-noticed",
+        candidate(
+            "now = time.perf_counter()\n"
+            "self.quick = self.quick + 1 if now - self.then < 5e-4 else 0\n"
+            "self.then = now\n"
+            "if self.quick < 3 or self.kept is None:\n"
+            "    self.kept = root(x)\n"
+            "return self.kept",
+            init="self.quick, self.then, self.kept = 0, 0.0, None",
+            extra="import time",
+        ),
+        "rejected",
+        ("wrong-output",),
     ),
     (
         "honest-graph",
@@ -113,7 +143,7 @@ CASES: list[tuple[str, str, str, tuple[str, ...]]] = [
             extra=("import drk.gym.runner.timing as t\nt._ELAPSED = lambda a, b: 0.01\n"),
         ),
         "rejected",
-        ("clock-mismatch", "clock", "tampered-runtime"),
+        ("clock-mismatch", "tampered-runtime"),
     ),
     (
         "calls-counted",

@@ -173,6 +173,10 @@ class WireClient:
         """Return the values of all progress notifications so far."""
         return [one["params"]["value"] for one in self.seen if one.get("method") == "$/progress"]
 
+    def hang_up(self) -> None:
+        """Close the server's input, as the end of the editor's process does."""
+        self._writer.close()
+
     async def stop(self) -> int | None:
         """Shut the server down and return its exit code."""
         if self.process is not None and self.process.returncode is None:

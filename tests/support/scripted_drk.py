@@ -2,7 +2,8 @@
 
 ``win`` finds kernels; ``wait`` judges one candidate, then waits for a terminate signal, on which it keeps what it has;
 ``stubborn`` ignores the signal; ``die`` kills itself; ``refuse`` ends with an error object; ``garble`` writes what no
-one expects. ``wait`` and ``stubborn`` have a child, whose process id they write beside the user's file.
+one expects. ``wait`` and ``stubborn`` have a child, whose process id they write beside the user's file. The address of
+the gym is written there as well.
 """
 
 from __future__ import annotations
@@ -37,8 +38,8 @@ def finish(file: Path, target: str, runs_dir: Path, run: str, code: int) -> None
 def main() -> None:
     """Do what is asked."""
     mode, words = sys.argv[1], sys.argv[2:]
-    place, _, target = words[1].rpartition(":")
-    file, runs_dir = Path(place), Path(words[words.index("--runs-dir") + 1])
+    place, _, target = words[1].rpartition(":") if ":" in words[1] else (words[1], "", "")
+    file, runs_dir = Path(place), Path(words[words.index("--runs-dir") + 1] if "--runs-dir" in words else place)
     run = f"20260101T14{os.getpid() % 10000:04d}Z-scripted"
     if mode == "refuse":
         error = {"kind": "target", "message": "no inputs are known", "cause": None, "help": "give --input"}
@@ -47,6 +48,7 @@ def main() -> None:
         sys.stdout.write('{"event": 5}\nnot json\n[1]\n\x00\n')
         sys.exit("drk failed here")
     (file.parent / "leader.pid").write_text(str(os.getpid()))
+    (file.parent / "gym.url").write_text(os.environ.get("DRK_GYM_URL", ""))
     say("started", run_dir=str(runs_dir / run), turns=2, samples=2, resumed="--resume" in words)
     say("captured", nodes=3)
     say("judging", turn=1, number=1)
