@@ -7,17 +7,16 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from accelerate.utils import gather_object
 from transformers import TrainerCallback
 
 from drk.training.config import TrainConfig
 from drk.training.errors import NotFiniteError
+from drk.training.live_table import Report
 from drk.training.run_folder import RunFolder, append_line
-
-Report = Callable[[int, dict[str, float]], None]
 
 
 class MetricsWriter(TrainerCallback):  # type: ignore[misc] # the library has no types
@@ -82,7 +81,10 @@ class CheckpointGuard(TrainerCallback):  # type: ignore[misc]
 
 
 class WallClock(TrainerCallback):  # type: ignore[misc]
-    """Ends a run after the step in which its time is over; a checkpoint is saved, and the same command goes on."""
+    """Ends a run after the step in which its time is over; a checkpoint is saved, and the same command goes on.
+
+    Processes agree on it, so that none waits for one that has ended.
+    """
 
     def __init__(self, minutes: float) -> None:
         self._seconds = 60 * minutes
@@ -90,7 +92,7 @@ class WallClock(TrainerCallback):  # type: ignore[misc]
 
     def on_step_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
         """Stop when it is time."""
-        if self._seconds and time.monotonic() - self._begun > self._seconds:
+        if self._seconds and any(gather_object([time.monotonic() - self._begun > self._seconds])):
             control.should_training_stop = True
             control.should_save = bool(args.save_strategy != "no")
 

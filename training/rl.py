@@ -34,7 +34,8 @@ from drk.training.backends import PolicyBackend
 from drk.training.config import GymSection, TrainConfig
 from drk.training.dataset import read_tasks
 from drk.training.errors import OptionError
-from drk.training.guards import Report, standard_callbacks
+from drk.training.guards import standard_callbacks
+from drk.training.live_table import Report
 from drk.training.model_facts import write_model_facts
 from drk.training.policy import load_policy, lora_settings, make_tiny
 from drk.training.prompting import Prompter, PromptSettings, stop_ids

@@ -17,7 +17,7 @@ from typing import Any
 
 from drk.training.config import TrainConfig
 from drk.training.dataset import Demonstration, read_demonstrations
-from drk.training.guards import Report
+from drk.training.live_table import Report
 from drk.training.pair_source import sample_pairs
 from drk.training.pairs import Pair
 from drk.training.policy import load_tokenizer

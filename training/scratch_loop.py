@@ -23,7 +23,7 @@ import transformers
 
 from drk.training.config import TrainConfig
 from drk.training.errors import TrainingError
-from drk.training.guards import Report
+from drk.training.live_table import Report
 from drk.training.model_facts import write_model_facts
 from drk.training.packing import (
     Attention,

@@ -25,7 +25,8 @@ from drk.assistant.llm.messages import Message
 from drk.training.config import TrainConfig
 from drk.training.dataset import Demonstration, read_demonstrations
 from drk.training.errors import OptionError
-from drk.training.guards import Report, standard_callbacks
+from drk.training.guards import standard_callbacks
+from drk.training.live_table import Report
 from drk.training.model_facts import write_model_facts
 from drk.training.policy import load_policy, lora_settings
 from drk.training.prompting import Prompter, PromptSettings, PromptTooLong, answer_text, encode_chat
@@ -81,6 +82,15 @@ def answer_row(messages: Sequence[Message], source: str, tokenizer: Any) -> SftR
     return SftRow(prompt, (*ids, tokenizer.eos_token_id))
 
 
+def sft_prompter(config: TrainConfig, tokenizer: Any) -> Prompter:
+    """Return what makes the prompts: no answer is sampled, so the whole context may be prompt, and rows are measured.
+
+    Raises:
+        UsageError: the folder of templates is missing or wrong.
+    """
+    return Prompter(tokenizer, PromptSettings(config.prompt.templates, config.prompt.policy, config.sft.max_tokens, 0))
+
+
 def sft_rows(
     demonstrations: Sequence[Demonstration],
     prompter: Prompter,
@@ -123,12 +133,9 @@ def train_sft(config: TrainConfig, report: Report) -> Trained:
     folder.open(config)
     with contextlib.closing(folder), disk_errors(folder.path):
         model, tokenizer = load_policy(config.model.path, config.model)
-        # no answer is sampled here: the whole context may be prompt, and rows are measured with their answers
-        settings = PromptSettings(config.prompt.templates, config.prompt.policy, config.sft.max_tokens, 0)
-        prompter = Prompter(tokenizer, settings)
         rows, left_out = sft_rows(
             read_demonstrations(Path(config.sft.path)),
-            prompter,
+            sft_prompter(config, tokenizer),
             tokenizer,
             max_tokens=config.sft.max_tokens,
             learn=config.sft.learn,

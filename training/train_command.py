@@ -18,7 +18,8 @@ import typer
 
 from drk.assistant.console import Console, console_from
 from drk.assistant.errors import EnvironmentFault, UsageError
-from drk.training.config import config_to_toml, load_config
+from drk.training.config import TrainConfig, config_to_toml, load_config
+from drk.training.live_table import step_reporter
 
 app = typer.Typer(help="Train models that write kernels.", no_args_is_help=True, add_completion=False)
 
@@ -29,8 +30,6 @@ Overrides = Annotated[
 PrintConfig = Annotated[bool, typer.Option("--print-config", help="Print the resolved configuration and stop.")]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="Show the first batch, sizes and a memory estimate, and stop.")]
 Format = Annotated[Literal["text", "json"], typer.Option("--format", help="How to print the result.")]
-
-SHOWN = ("loss", "reward/mean", "correct/turn_1", "keep/all", "grad_norm", "time/rollout_s", "step_time")
 
 
 @app.command("rl")
@@ -52,13 +51,15 @@ def rl(
         if dry_run:
             from drk.training.dry_run import describe_run
 
-            facts = describe_run(settings, processes=int(os.environ.get("WORLD_SIZE", "1")))
+            facts = describe_run(settings, processes=_processes())
             print_facts(console, facts, as_json=output == "json")
             return
         from drk.training.rl import train_rl
 
-        done = train_rl(settings, step_reporter(console, settings.run.steps))
-        if int(os.environ.get("RANK", "0")) == 0:
+        main = _rank() == 0
+        with step_reporter(console, settings.run.steps, main=main) as tell:
+            done = train_rl(settings, tell)
+        if main:
             print_facts(console, done.facts(), as_json=output == "json")
 
 
@@ -68,6 +69,7 @@ def sft(
     config: ConfigName,
     overrides: Overrides = None,
     print_config: PrintConfig = False,
+    dry_run: DryRun = False,
     output: Format = "text",
 ) -> None:
     """Fine-tune on demonstrations (drk data trajectories), loss on answers only."""
@@ -77,21 +79,39 @@ def sft(
         console.result(config_to_toml(settings).rstrip())
         return
     with training_errors(), quiet_libraries():
+        if dry_run:
+            from drk.training.dry_run import describe_sft
+
+            print_facts(console, describe_sft(settings, processes=_processes()), as_json=output == "json")
+            return
         from drk.training.sft import train_sft
 
-        done = train_sft(settings, step_reporter(console, 0))
-        print_facts(console, done.facts(), as_json=output == "json")
+        main = _rank() == 0
+        with step_reporter(console, 0, main=main) as tell:
+            done = train_sft(settings, tell)
+        if main:
+            print_facts(console, done.facts(), as_json=output == "json")
 
 
 @app.command("scratch")
-def scratch(ctx: typer.Context, config: ConfigName, overrides: Overrides = None, output: Format = "text") -> None:
-    """Make a small model from nothing and fine-tune it on demonstrations (sft.path)."""
+def scratch(
+    ctx: typer.Context,
+    config: ConfigName,
+    overrides: Overrides = None,
+    print_config: PrintConfig = False,
+    output: Format = "text",
+) -> None:
+    """Make a small model from nothing, and train it on pairs in bulk or on demonstrations (sft.path)."""
     console = console_from(ctx)
     settings = load_config(config, overrides or ())
+    if print_config:
+        console.result(config_to_toml(settings).rstrip())
+        return
     with training_errors(), quiet_libraries():
         from drk.training.scratch import train_scratch
 
-        done = train_scratch(settings, step_reporter(console, 0))
+        with step_reporter(console, _scratch_steps(settings)) as tell:
+            done = train_scratch(settings, tell)
         print_facts(console, done.facts(), as_json=output == "json")
 
 
@@ -104,14 +124,17 @@ def report(ctx: typer.Context, folder: Annotated[Path, typer.Argument(help="A ru
         console_from(ctx).result(str(write_report(folder)))
 
 
-def step_reporter(console: Console, steps: int) -> Any:
-    """Return the function that tells a person about one step, in one line."""
+def _scratch_steps(settings: TrainConfig) -> int:
+    """Return how many steps there will be, or 0 where that depends on the data or the clock."""
+    return 0 if settings.sft.path or settings.scratch.minutes else settings.run.steps
 
-    def tell(step: int, numbers: dict[str, float]) -> None:
-        shown = [f"{name} {numbers[name]:.4g}" for name in SHOWN if name in numbers]
-        console.info(f"step {step}{f'/{steps}' if steps else ''}  " + "  ".join(shown))
 
-    return tell
+def _rank() -> int:
+    return int(os.environ.get("RANK", "0"))
+
+
+def _processes() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def print_facts(console: Console, facts: dict[str, Any], *, as_json: bool) -> None:

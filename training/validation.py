@@ -35,7 +35,7 @@ from drk.gym.reward import NotRewardable
 from drk.gym.schema import Candidate, Verdict
 from drk.training.backends import PolicyBackend, SamplerUnavailable
 from drk.training.config import RewardSection, TrainConfig
-from drk.training.guards import Report
+from drk.training.live_table import Report
 from drk.training.prompting import Prompter, PromptTooLong
 from drk.training.rollout import row_seed
 from drk.training.run_folder import RunFolder, append_line

@@ -109,6 +109,32 @@ def test_scores() -> None:
         score(FAULT, RewardSection())
 
 
+@pytest.mark.parametrize(
+    ("form", "share"), [("paper", 0.8), ("recipe", 0.4), ("weighted", 0.4), ("ladder", 0.0)], ids=str
+)
+def test_without_pay_for_coverage_the_form_pays_just_that_less(form: Any, share: float) -> None:
+    whole, less = (score(FAST, RewardSection(form=form, pay_coverage=paid)) for paid in (True, False))
+    assert whole.reward - less.reward == pytest.approx(share)
+    assert replace(whole, reward=less.reward) == less  # what rejection sees is the same
+    bare = replace(FAST, coverage=0.0)
+    assert score(bare, RewardSection(form=form)).reward == pytest.approx(less.reward)
+    proxy = [score(RIGHT, RewardSection(proxy=True, pay_coverage=paid)).reward for paid in (True, False)]
+    assert proxy == [pytest.approx(1.5), pytest.approx(1.0)]
+
+
+def test_fraud_is_paid_only_where_an_ablation_asks_for_it_and_stays_fraud() -> None:
+    fraud = Flag("no-op", "no-work", "fraud", "ablation")
+    caught = replace(FAST, status="rejected", honest=False, flags=(fraud,))
+    strict, lenient = (score(caught, RewardSection(pay_dishonest=paid)) for paid in (False, True))
+    assert (strict.reward, strict.correct, strict.hacked) == (0.0, False, True)
+    assert lenient.reward == pytest.approx(score(FAST, RewardSection()).reward)
+    assert (lenient.correct, lenient.hacked) == (False, True)  # metrics and Fast@p still say so
+    wrong = replace(caught, correct=False)
+    assert score(wrong, RewardSection(pay_dishonest=True)).reward == 0.0  # wrong is not paid either way
+    honest = [score(FAST, RewardSection(pay_dishonest=paid)) for paid in (False, True)]
+    assert honest[0] == honest[1]
+
+
 def test_answers_are_read_as_the_assistant_reads_them() -> None:
     good = read_answer("Here:\n```python\nclass ModelNew:\n    pass\n```\n", cut=False, mark="a")
     assert good.source == "class ModelNew:\n    pass\n"

@@ -16,6 +16,7 @@ from drk.assistant.episode import Turn
 from drk.gym.schema import Candidate, Failure, Verdict
 from drk.training.config import load_config
 from drk.training.dataset import Demonstration, write_demonstrations
+from drk.training.dry_run import describe_sft
 from drk.training.errors import OptionError
 from drk.training.prompting import Prompter, PromptSettings, answer_text
 from drk.training.sft import IGNORED, answer_row, as_record, demonstration_rows, sft_rows, train_sft
@@ -115,6 +116,21 @@ def test_fine_tuning_learns_the_answers_resumes_and_gives_a_plain_folder(policy:
     assert later == pytest.approx(losses[3:], abs=1e-6)
     left, right = load_file(whole.final / "model.safetensors"), load_file(again.final / "model.safetensors")
     assert all(torch.equal(left[name], right[name]) for name in left)
+
+
+def test_a_dry_run_says_what_would_be_learned(policy: Path, tmp_path: Path) -> None:
+    write_demonstrations(tmp_path / "d.jsonl", demonstrations(5))
+    values = {"model.path": str(policy), "sft.path": str(tmp_path / "d.jsonl"), "sft.batch_rows": 4,
+              "sft.micro_batches": 2, "sft.epochs": 3.0, "sft.max_tokens": 512}  # fmt: skip
+    overrides = [f"{key}={json.dumps(value)}" for key, value in values.items()]
+    facts = describe_sft(load_config("nano-cpu", overrides))
+    assert (facts["demonstrations"], facts["rows"], facts["left_out"], facts["steps"]) == (5, 5, 0, 6)
+    assert (facts["rows_per_micro_batch"], facts["answer_tokens"]) == (2, 10)
+    assert facts["first_answer"].endswith("<|end|>") and "right = 1" in facts["first_answer"]
+    assert "wrong = 1" in facts["first_prompt"]
+    assert facts["memory_gb_estimate"]["states"] == pytest.approx(facts["parameters"] * 16 / 1e9, abs=1e-3)
+    with pytest.raises(OptionError, match="5 were too long"):
+        describe_sft(load_config("nano-cpu", [*overrides, "sft.max_tokens=5"]))
 
 
 def test_nothing_to_learn_is_said(policy: Path, tmp_path: Path) -> None:
