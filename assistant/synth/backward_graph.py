@@ -15,12 +15,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from drk.assistant.synth.backward_products import product_rule, view_rule
-from drk.assistant.synth.backward_rules import POINTWISE_RULES, REDUCTION_RULES
+from drk.assistant.synth.backward_reductions import REDUCTION_RULES, softmax_rule
+from drk.assistant.synth.backward_rules import POINTWISE_RULES
 from drk.assistant.synth.backward_tape import Rule, Tape
 from drk.assistant.synth.domain import memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS, is_pointwise
-from drk.assistant.synth.regions import reduced_dims
+from drk.assistant.synth.regions import product_of, reduced_dims
 from drk.gym.graph import Graph, Node, Pack, Placeholder, Ref, TensorMeta
 
 
@@ -82,7 +83,7 @@ def differentiate(
         exact_maxima: maxima that a softmax subtracts may be used otherwise too: let gradients flow through them.
     """
     forward = {node.name: node for node in segment.nodes}
-    given = frozenset([*segment.inputs, *segment.outputs])
+    given = frozenset([*segment.inputs, *segment.outputs, *_factors(segment, metas)])
     tops = () if exact_maxima else (n for n in forward if n.startswith("row_max") and forward[n].bare_op == "amax")
     cotangents = {name: f"d_{names[name]}" for name in segment.outputs if name in segment.needing}
     known = {**metas, **{d: _dense(metas[name]) for name, d in cotangents.items()}}
@@ -90,8 +91,10 @@ def differentiate(
     sums = {name: tape.value(Ref(cotangent)) for name, cotangent in cotangents.items()}
     for node in reversed(segment.nodes):
         gradient = sums.get(node.name)
-        rule = rule_of(node, metas) if gradient is not None and node.name in segment.needing else None
-        if rule is None or gradient is None:
+        if gradient is None or node.name not in segment.needing:
+            continue
+        rule = softmax_rule(node, forward) or rule_of(node, metas)
+        if rule is None:
             continue
         tape.hint = "part"
         for operand, part in rule(tape, node, gradient):
@@ -102,6 +105,13 @@ def differentiate(
             before = sums.get(operand.name)
             sums[operand.name] = own if before is None else tape.emit("add.Tensor", before, own)
     return _closed(segment, tape, sums, tuple(cotangents.values()))
+
+
+def _factors(segment: Segment, metas: Mapping[str, TensorMeta]) -> list[str]:
+    """What products read that another factor's gradient needs: it is saved."""
+    products = [item for item in (product_of(node, metas) for node in segment.nodes) if item is not None]
+    pairs = [pair for item in products for pair in ((item.left, item.right), (item.right, item.left))]
+    return [kept for kept, other in pairs if other in segment.needing]
 
 
 def _dense(meta: TensorMeta) -> TensorMeta:

@@ -16,6 +16,7 @@ from typing import Any
 
 from drk.assistant.synth.backward_function import Passes, write_function
 from drk.assistant.synth.backward_graph import Reverse, Segment, differentiate
+from drk.assistant.synth.backward_plan import kernels_for, plan_backward
 from drk.assistant.synth.backward_segments import segments, with_kept_detaches
 from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
@@ -28,6 +29,7 @@ from drk.assistant.synth.rewrites import rewrite
 from drk.gym.graph import Graph, Pack, Placeholder, Ref
 from drk.gym.schema import Candidate
 
+LONGEST_NAME = 32
 _MAXIMA = frozenset({"amax", "max", "amin", "min"})
 
 
@@ -91,7 +93,8 @@ def _function(segment: Segment, writing: _Writing) -> tuple[KernelText, list[Reg
     metas = writing.graph.metas()
     reverse = differentiate(segment, metas, writing.names, exact_maxima=writing.exact_maxima)
     forward = _forward_graph(segment, reverse, writing.graph)
-    planned = [_worthwhile(one, writing.variant.rules) for one in (forward, reverse.graph)]
+    rules = writing.variant.rules
+    planned = [kernels_for(plan(forward, rules)), kernels_for(plan_backward(reverse.graph, rules))]
     if not any(planned):
         return None
     name = _segment_name(planned[0] or planned[1])
@@ -104,12 +107,6 @@ def _function(segment: Segment, writing: _Writing) -> tuple[KernelText, list[Reg
     class_name = table.claim("".join(word.capitalize() for word in name.split("_")))
     passes = Passes(segment, reverse, forward, ahead, writing.names, back, back_names)
     return write_function(passes, own, class_name), [*planned[0], *planned[1]]
-
-
-def _worthwhile(graph: Graph, rules: Rules) -> list[Region]:
-    """The regions of a graph that are worth a kernel: all but single elementwise operators."""
-    found = [region for region in plan(graph, rules) if region.outputs]
-    return [region for region in found if region.kind != "pointwise" or len(region.nodes) > 1]
 
 
 def _forward_graph(segment: Segment, reverse: Reverse, graph: Graph) -> Graph:
@@ -129,7 +126,8 @@ def _forward_graph(segment: Segment, reverse: Reverse, graph: Graph) -> Graph:
 
 def _segment_name(regions: Sequence[Region]) -> str:
     words = list(dict.fromkeys(kernel_words(region) for region in regions))
-    return "_to_".join(words[:2])
+    name = "_to_".join(words[:2])
+    return name if len(name) <= LONGEST_NAME else name[:LONGEST_NAME].rpartition("_")[0]
 
 
 def _backward_names(reverse: Reverse, names: Mapping[str, str]) -> dict[str, str]:

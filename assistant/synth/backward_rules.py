@@ -16,7 +16,6 @@ from typing import Any
 
 from drk.assistant.synth.backward_tape import Gradients, Rule, Tape
 from drk.assistant.synth.reduction_rules import argument
-from drk.assistant.synth.regions import reduced_dims
 from drk.gym.graph import Node, Ref
 
 Slope = Callable[[Tape, Node, Ref, Ref, Ref], Ref]
@@ -207,7 +206,11 @@ def _rsub(tape: Tape, node: Node, gradient: Ref) -> Gradients:
 
 def _mul(tape: Tape, node: Node, gradient: Ref) -> Gradients:
     left, right = node.args[:2]
-    return [(left, _times(tape, gradient, tape.value(right))), (right, _times(tape, gradient, tape.value(left)))]
+    pairs = ((left, right), (right, left))
+    # Losses count their elements as ``0 * loss + 1``: no gradient flows there.
+    return [
+        (to, _times(tape, gradient, tape.value(other))) for to, other in pairs if isinstance(to, Ref) and other != 0
+    ]
 
 
 def _div(tape: Tape, node: Node, gradient: Ref) -> Gradients:
@@ -262,67 +265,6 @@ def _lerp(tape: Tape, node: Node, gradient: Ref) -> Gradients:
     return found
 
 
-# --- Reductions ----------------------------------------------------------------------------------------------
-
-
-def _kept(tape: Tape, node: Node, gradient: Ref) -> tuple[Ref, tuple[int, ...]]:
-    """The gradient with the reduced dimensions as size 1, and these dimensions."""
-    found = reduced_dims(node, tape.metas)
-    assert found is not None
-    dims, keep = found
-    source = tape.metas[node.args[0].name].shape
-    if keep or not tape.shape(gradient):
-        return gradient, dims
-    kept = tuple(1 if axis in dims else size for axis, size in enumerate(source))
-    given = tape.shape(gradient)
-    if math.prod(given) == 1:
-        return tape.spread(gradient, (1,) * len(source)), dims
-    return tape.spread(gradient, kept if len(given) == len(source) - len(dims) else kept[-len(given) :]), dims
-
-
-def _sum(tape: Tape, node: Node, gradient: Ref) -> Gradients:
-    return [(node.args[0], _kept(tape, node, gradient)[0])]
-
-
-def _mean(tape: Tape, node: Node, gradient: Ref) -> Gradients:
-    kept, dims = _kept(tape, node, gradient)
-    source = tape.metas[node.args[0].name].shape
-    return [(node.args[0], tape.divided(kept, math.prod(source[dim] for dim in dims), dims))]
-
-
-def _variance(tape: Tape, node: Node, gradient: Ref) -> Gradients:
-    kept, dims = _kept(tape, node, gradient)
-    x, source = node.args[0], tape.metas[node.args[0].name].shape
-    count = math.prod(source[dim] for dim in dims)
-    mean = next((tape.value(Ref(name)) for name, item in tape.forward.items() if _is_mean(tape, item, x, dims)), None)
-    if mean is None:
-        mean = tape.emit("mean.dim", tape.value(x), tuple(dim - len(source) for dim in dims), True)
-    apart = tape.emit("sub.Tensor", tape.value(x), mean)
-    correction = 0 if node.kwargs.get("correction", 1) == 0 else 1
-    shared = tape.divided(kept, count, dims) if not correction else tape.emit("div.Tensor", kept, count - 1)
-    return [(x, _times(tape, _times(tape, shared, 2.0), apart))]
-
-
-def _is_mean(tape: Tape, node: Node, x: Ref, dims: tuple[int, ...]) -> bool:
-    return node.bare_op == "mean" and node.args[0] == x and reduced_dims(node, tape.metas) == (dims, True)
-
-
-def _row_extreme(tape: Tape, node: Node, gradient: Ref) -> Gradients:
-    if node.name in tape.cancelled:
-        return []
-    x, keep = tape.value(node.args[0]), reduced_dims(node, tape.metas)
-    kept, dims = _kept(tape, node, gradient)
-    top = tape.value(Ref(node.name))
-    if keep is not None and not keep[1]:
-        shape = tape.shape(x)
-        top = tape.spread(top, tuple(1 if axis in dims else size for axis, size in enumerate(shape)))
-    hit = tape.emit("eq.Tensor", x, top)
-    axes = tuple(dim - len(tape.shape(x)) for dim in dims)
-    count = tape.emit("sum.dim_IntList", tape.narrow(hit, "float32"), axes, True)
-    share = tape.emit("div.Tensor", kept, count)
-    return [(node.args[0], tape.zeroed(share, tape.emit("logical_not.default", hit)))]
-
-
 POINTWISE_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(("to", "_to_copy", "contiguous", "clone"), _pass),
     "neg": lambda t, n, g: [(n.args[0], t.emit("neg.default", g))],
@@ -374,11 +316,3 @@ POINTWISE_RULES: Mapping[str, Rule] = {
     "lerp": _lerp,
 }
 """Rules of elementwise operators."""
-REDUCTION_RULES: Mapping[str, Rule] = {
-    "sum": _sum,
-    "mean": _mean,
-    "var": _variance,
-    "amax": _row_extreme,
-    "amin": _row_extreme,
-}
-"""Rules of reductions."""

@@ -19,6 +19,7 @@ from typing import Any
 
 from drk.assistant.synth.algebra import thin_products
 from drk.assistant.synth.attention import write_attention
+from drk.assistant.synth.backward_sums import write_sums
 from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.layouts import channels_last, is_convolution, without_conv_bias
 from drk.assistant.synth.matmul import write_matmul
@@ -150,6 +151,7 @@ _WRITERS = {
     "pointwise": write_pointwise,
     "pool": write_pooling,
     "scan": write_scan,
+    "sums": write_sums,
 }
 
 
