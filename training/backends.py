@@ -148,10 +148,11 @@ class WaveBackend:
         model = self._model()
         training, begun = model.training, time.monotonic()
         model.eval()
-        options = {"temperature": self._temperature, "stop_ids": self._stop_ids, "pad_id": self._pad_id}
         try:
             with self._context():
-                return sample(model, prompts, **options)
+                return sample(
+                    model, prompts, temperature=self._temperature, stop_ids=self._stop_ids, pad_id=self._pad_id
+                )
         finally:
             model.train(training)
             self.busy_s += time.monotonic() - begun

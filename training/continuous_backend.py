@@ -104,8 +104,14 @@ class ContinuousBackend:
             SamplerUnavailable: the library failed, by lack of memory for example.
         """
         manager, loop = self._running(prompt.seed), asyncio.get_running_loop()
-        name, answer = f"row-{next(self._numbers)}", loop.create_future()
-        manager.register_result_handler(name, lambda found: answer.done() or answer.set_result(found))
+        name = f"row-{next(self._numbers)}"
+        answer: asyncio.Future[Any] = loop.create_future()
+
+        def take(found: Any) -> None:
+            if not answer.done():
+                answer.set_result(found)
+
+        manager.register_result_handler(name, take)
         taken = manager.add_request(
             list(prompt.ids), name, max_new_tokens=prompt.max_new_tokens, eos_token_id=sorted(self._stop_ids)
         )
@@ -144,7 +150,7 @@ class ContinuousBackend:
         return self._manager
 
     def _settings(self, device: torch.device, seed: int) -> Any:
-        known = {field.name: field.default for field in dataclasses.fields(self._config_type)}
+        known: dict[str, Any] = {field.name: field.default for field in dataclasses.fields(self._config_type)}
         values: dict[str, Any] = {
             "return_logprobs": True,
             "seed": seed % 2**31,

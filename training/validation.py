@@ -153,7 +153,12 @@ class Validation(TrainerCallback):  # type: ignore[misc] # the library has no ty
 
     def _facts(self, result: EvalResult, step: int, place: Path) -> dict[str, Any]:
         section = self._config.rollout
-        protocol = {"step": step, "sampler": section.backend, "temperature": section.temperature, "split": "held-out"}
+        protocol: dict[str, Any] = {
+            "step": step,
+            "sampler": section.backend,
+            "temperature": section.temperature,
+            "split": "held-out",
+        }
         protocol |= {"templates": self._config.prompt.templates, "policy": self._config.prompt.policy}
         protocol |= {"device": self._gym.device_facts}
         measured = self._config.gym.timing and self._gym.device_facts.get("gpu") is not None
