@@ -113,7 +113,7 @@ async def apply(server: DrkServer, argument: Argument) -> bool:
     shown = view(server, text_of(argument, "uri", needed=True))
     run = _run_named(server, shown.path, text_of(argument, "run"))
     check_writable(shown.path)
-    _check_not_behind(shown)
+    _check_not_behind(shown, "reload it from disk")
     plan = plan_apply(run, shown.path, now=shown.data)
     answer = await make_apply(server, shown, plan)
     names = ", ".join(path.name for path in plan.contents)
@@ -126,6 +126,7 @@ async def restore(server: DrkServer, argument: Argument) -> bool:
     _check_trusted(server)
     shown = view(server, text_of(argument, "uri", needed=True))
     check_writable(shown.path)
+    _check_not_behind(shown, "reload it from disk, or save it if you took the kernels out yourself")
     plan = plan_restore(shown.path, now=shown.data)
     answer = await make_restore(server, shown, plan)
     how = "as it was" if plan.exact else "without drk's lines; your later edits stay"
@@ -260,15 +261,18 @@ def _check_not_running_elsewhere(server: DrkServer, path: Path, name: str) -> No
             )
 
 
-def _check_not_behind(shown: SourceView) -> None:
-    """Refuse when the disk holds the kernels already and the editor's text does not know of it."""
+def _check_not_behind(shown: SourceView, advice: str) -> None:
+    """Refuse when the disk holds the kernels already and the editor's text does not know of it.
+
+    Applying would be done twice; restoring would remove the files that the text on disk imports.
+    """
     module = f"{shown.path.stem}_kernels import".encode()
     if shown.unsaved and shown.on_disk is not None and module in shown.on_disk and module not in shown.data:
         raise TargetError(
             f"{shown.path.name} on disk has kernels applied already, and this text is older",
             kind="behind",
             file=str(shown.path),
-            help="reload it from disk",
+            help=advice,
         )
 
 

@@ -4,9 +4,8 @@ A job is a ``drk`` command line, the same that people type; this process never r
 each key (file and target); a repeated click joins it. Cancelling sends one terminate signal, on which ``drk optimize``
 keeps the best so far and ends; after :data:`GRACE_S` the whole group is killed, and in any case once its leader ended.
 
-The kernel sends the same signal when this process dies, however it dies: a killed server leaves no hidden work behind,
-and a run's folder holds what was found. So an orderly exit needs to send nothing, and must not: a second terminate
-signal ends ``drk optimize`` at once.
+The same signal is sent when this process dies, however it dies (:mod:`drk.lsp.job_launcher`): a killed server leaves no
+hidden work behind, and a run's folder holds what was found. So an orderly exit needs to send nothing.
 
 Left out: queueing (jobs of different targets run side by side; the gym takes turns on a GPU by its own lock).
 """
@@ -35,16 +34,7 @@ KEPT_OUTPUT = 16_384
 OWN_COMMAND = (sys.executable, "-P", "-c", "from drk.assistant.cli import main; main()")
 """The ``drk`` of this environment. ``-P``: a file of the user's folder must not stand for a module of Python's."""
 
-_LAUNCHER = """\
-import ctypes, os, signal, sys
-ctypes.CDLL(None).prctl(1, signal.SIGTERM)
-if os.getppid() != int(sys.argv[1]):
-    sys.exit(143)
-try:
-    os.execvp(sys.argv[2], sys.argv[2:])
-except OSError as error:
-    sys.exit(f"error: cannot start {sys.argv[2]}: {error.strerror}")
-"""
+_LAUNCHER = str(Path(__file__).with_name("job_launcher.py"))
 
 EndState = Literal["done", "refused", "cancelled", "killed"]
 
@@ -106,7 +96,7 @@ class Job:
             OSError: no process can be started.
         """
         spec = self.spec
-        words = [sys.executable, "-I", "-S", "-c", _LAUNCHER, str(os.getpid()), *spec.command, *spec.arguments]
+        words = [sys.executable, "-I", "-S", _LAUNCHER, str(os.getpid()), *spec.command, *spec.arguments]
         self.process = subprocess.Popen(
             words,
             cwd=spec.cwd,

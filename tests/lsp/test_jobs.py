@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -96,3 +97,29 @@ def test_one_job_for_a_target(project: Path) -> None:
     assert table.find(other.id) is other
     table.remove(first)
     assert table.all() == [other]
+
+
+TWICE = """
+import os, signal, subprocess, sys, time
+command = "import signal, sys, time\\n" \
+    "count = 0\\n" \
+    "def note(*_):\\n    global count; count += 1\\n" \
+    "signal.signal(signal.SIGTERM, note)\\n" \
+    "print('ready', flush=True)\\n" \
+    "end = time.monotonic() + 1.5\\n" \
+    "while time.monotonic() < end: time.sleep(0.05)\\n" \
+    "sys.exit(40 + count)"
+words = [sys.executable, "-I", "-S", sys.argv[1], str(os.getpid()), sys.executable, "-c", command]
+job = subprocess.Popen(words, stdout=subprocess.PIPE)
+job.stdout.readline()
+for _ in range(3):
+    job.send_signal(signal.SIGTERM)
+    time.sleep(0.2)
+sys.exit(job.wait())
+"""
+
+
+def test_a_command_is_told_to_stop_once(tmp_path: Path) -> None:
+    """A server with several threads that is killed makes the kernel send several signals."""
+    done = subprocess.run([sys.executable, "-c", TWICE, jobs._LAUNCHER], check=False)
+    assert done.returncode == 41

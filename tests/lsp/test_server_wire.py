@@ -144,6 +144,25 @@ async def test_a_second_click_joins_and_cancel_keeps_the_best(client_in: Any, pr
     assert "drk: apply kernels to Net (1.40x over compile)" in titles(await client.actions(uri, CLASS_LINE))
 
 
+@pytest.mark.parametrize(
+    ("mode", "word"), [("die", "the process was killed"), ("refuse", "failed: no inputs are known. give --input")]
+)
+async def test_a_profile_that_fails_is_told(client_in: Any, project: Path, scripted: Any, mode: str, word: str) -> None:
+    client = await client_in(project, {"command": scripted(mode)})
+    uri = client.open(project / "model.py")
+    assert await client.command("drk.profile", uri=uri)
+    assert "model.py: " in await client.message(word)
+    assert client.progress()[-1]["kind"] == "end"
+
+
+async def test_a_team_s_gym_is_told_to_the_search(client_in: Any, project: Path, scripted: Any) -> None:
+    client = await client_in(project, {"command": scripted("win"), "gymUrl": "http://gym.test:8000"})
+    uri = client.open(project / "model.py")
+    await client.command("drk.optimize", uri=uri, target="Net")
+    await client.message("apply it")
+    assert (project / "gym.url").read_text() == "http://gym.test:8000"
+
+
 async def test_a_killed_job_is_told_and_can_be_gone_on_with(client_in: Any, project: Path, scripted: Any) -> None:
     client = await client_in(project, {"command": scripted("die")})
     uri = client.open(project / "model.py")
@@ -189,6 +208,20 @@ async def test_a_killed_server_leaves_no_work_and_loses_nothing(start: Any, proj
     assert "drk: apply kernels to Net (1.40x over compile)" in titles(await again.actions(uri, CLASS_LINE))
 
 
+async def test_a_killed_editor_ends_server_and_search(start: Any, project: Path, scripted: Any) -> None:
+    client = await start(project, {"command": scripted("wait")})
+    uri = client.open(project / "model.py")
+    await client.command("drk.optimize", uri=uri, target="Net")
+    await client.reported("turn 2/2")
+    leader = int((project / "leader.pid").read_text())
+    client.hang_up()
+    await asyncio.wait_for(client.process.wait(), 120)
+    await _gone(leader)
+    again = await start(project)
+    uri = again.open(project / "model.py")
+    assert "drk: apply kernels to Net (1.40x over compile)" in titles(await again.actions(uri, CLASS_LINE))
+
+
 async def _gone(pid: int) -> None:
     for _ in range(600):
         try:
@@ -216,6 +249,30 @@ async def test_an_edit_that_the_editor_refuses_changes_nothing(client_in: Any, p
     assert _files(project) == before
 
 
+async def test_a_restore_that_the_editor_refuses_changes_nothing(client_in: Any, project: Path) -> None:
+    file = project / "model.py"
+    make_run(file)
+    client = await client_in(project)
+    applied: list[Any] = []
+    client.answers["workspace/applyEdit"] = lambda params: applied.append(params) or {"applied": True}
+    uri = client.open(file)
+    assert await client.command("drk.apply", uri=uri) is True
+    _make(applied[0])
+    client.change(uri, file.read_text(), 2)
+    before = _files(project)
+    client.answers["workspace/applyEdit"] = lambda _: {"applied": False, "failureReason": "busy"}
+    assert await client.command("drk.restore", uri=uri) is False
+    await client.message("did not make the edit of model.py (busy)")
+    assert _files(project) == before >= {"model_kernels.py", ".drk/applied/model.py.json"}
+
+
+def _make(params: dict[str, Any]) -> None:
+    """Make an edit that creates files, on disk."""
+    for change in params["edit"]["documentChanges"]:
+        path = Path((change.get("textDocument") or change)["uri"].removeprefix("file://"))
+        path.write_text(_edit(path.read_text(), change["edits"]) if "edits" in change else "")
+
+
 def _files(folder: Path) -> set[str]:
     names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
     return names - {".drk/.gitignore"}
@@ -239,27 +296,57 @@ async def test_a_text_that_changed_is_followed_or_refused(client_in: Any, projec
     assert "@optimized\nclass Net" in _edit(moved, change["edits"])
 
 
-async def test_a_read_only_file_is_refused(client_in: Any, project: Path) -> None:
+@pytest.mark.parametrize(("place", "word"), [("model.py", "is read-only"), (".", "lies in a read-only folder")])
+async def test_a_read_only_file_is_refused(client_in: Any, project: Path, place: str, word: str) -> None:
     make_run(project / "model.py")
-    (project / "model.py").chmod(0o444)
+    mode = (project / place).stat().st_mode
+    (project / place).chmod(mode & ~0o222)
     client = await client_in(project)
     uri = client.open(project / "model.py")
-    assert await client.command("drk.apply", uri=uri) is None
-    assert "make it writable" in await client.message("is read-only")
+    before = _files(project)
+    for command in ("drk.apply", "drk.restore"):
+        since = len(client.seen)
+        assert await client.command(command, uri=uri) is None
+        assert "make it writable" in await client.message(word, since)
+    assert _files(project) == before
+    (project / place).chmod(mode)
 
 
-async def test_unsaved_and_broken_texts_are_not_searched(client_in: Any, project: Path, scripted: Any) -> None:
+@pytest.mark.parametrize("command", ["drk.optimize", "drk.profile"])
+async def test_unsaved_and_broken_texts_are_not_run(client_in: Any, project: Path, scripted: Any, command: str) -> None:
     client = await client_in(project, {"command": scripted("win")})
     uri = client.open(project / "model.py")
     client.change(uri, MODEL + "# more\n", 2)
-    assert await client.command("drk.optimize", uri=uri, target="Net") is None
+    assert await client.command(command, uri=uri, target="Net") is None
     assert "save it" in await client.message("changes that are not saved")
     broken = MODEL + "def (:\n"
     (project / "model.py").write_text(broken)
     client.change(uri, broken, 3)
-    assert await client.command("drk.optimize", uri=uri, target="Net") is None
+    assert await client.command(command, uri=uri, target="Net") is None
     assert f"model.py:{len(broken.splitlines())}" in await client.message("not valid Python")
     assert (await client.command("drk.status", uri=uri))["jobs"] == []
+
+
+async def test_a_text_that_does_not_parse_gets_no_kernels_and_loses_none(client_in: Any, project: Path) -> None:
+    file = project / "model.py"
+    make_run(file)
+    client = await client_in(project)
+    applied: list[Any] = []
+    client.answers["workspace/applyEdit"] = lambda params: applied.append(params) or {"applied": True}
+    uri = client.open(file)
+    client.change(uri, MODEL + "def (:\n", 2)
+    assert await client.command("drk.apply", uri=uri) is None
+    await client.message("changed since it was optimised")
+    assert applied == []
+    client.change(uri, MODEL, 3)
+    assert await client.command("drk.apply", uri=uri) is True
+    text = _edit(MODEL, applied[0]["edit"]["documentChanges"][-1]["edits"])
+    file.write_text(text)
+    client.change(uri, text + "def (:\n", 4)
+    assert await client.command("drk.restore", uri=uri) is True
+    change = applied[1]["edit"]["documentChanges"][0]
+    assert change["textDocument"]["version"] == 4
+    assert _edit(text + "def (:\n", change["edits"]) == MODEL + "def (:\n"
 
 
 async def test_two_editors_on_one_workspace(start: Any, project: Path, scripted: Any) -> None:
@@ -275,8 +362,11 @@ async def test_two_editors_on_one_workspace(start: Any, project: Path, scripted:
     file.write_text(
         MODEL.replace("from torch import nn\n", "from torch import nn\nfrom model_kernels import optimized\n")
     )
-    assert await two.command("drk.apply", uri=uri) is None
-    assert "reload it from disk" in await two.message("this text is older")
+    for command in ("drk.apply", "drk.restore"):
+        since = len(two.seen)
+        assert await two.command(command, uri=uri) is None
+        assert "reload it from disk" in await two.message("this text is older", since)
+    assert (project / ".drk" / "applied" / "model.py.json").exists()
 
 
 async def test_a_run_of_another_process_is_waited_for(client_in: Any, project: Path, scripted: Any) -> None:
