@@ -14,7 +14,7 @@ is evidence, not proof, since the code under test lives in it.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +29,7 @@ from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions
 from drk.gym.runner.places import LINE, MODULE, place_scopes
 from drk.gym.runner.structure import size_bytes
+from drk.gym.runner.training_step import TrainingStep
 
 if TYPE_CHECKING:
     from drk.gym.runner.session import Session
@@ -40,11 +41,16 @@ MAX_INPUT_BYTES = 2**30
 def profile(session: Session, message: dict[str, Any]) -> dict[str, Any]:
     """Run the module once for each of ``keys`` (fewer if large); answer kernel rows and the owned share."""
     autocast = session.timing_autocast or session.meta.get("autocast")
-    options = CallOptions(autocast=autocast, device=session.device)
+    trains = bool(session.meta.get("grad"))
+    options = CallOptions(autocast=autocast, device=session.device, grad=trains)
     keys = [int(key) for key in message["keys"]]
     calls = [session.draw(keys[0])]
     fitting = MAX_INPUT_BYTES // max(size_bytes(calls[0]), 1)
     calls += [session.draw(key) for key in keys[1:fitting]]
+    call: Callable[..., Any] = session.built
+    if trains:
+        calls = [execute.prepare_inputs(*inputs, options) for inputs in calls]
+        call = prepared_step(session, options, calls[0], keys)
     path = session.scratch / "profile"
     owned = {str(session.scratch / "candidate.py")}
     with watched_places(session, options, calls[0]):
@@ -53,7 +59,7 @@ def profile(session: Session, message: dict[str, Any]) -> dict[str, Any]:
         try:
             with launch_census(owned) as census, launch_scopes(), execute.call_context(options):
                 for args, kwargs in calls:
-                    session.built(*args, **kwargs)
+                    call(*args, **kwargs)
                 torch.cuda.synchronize()
         finally:
             proton.finalize(session_id)
@@ -65,6 +71,17 @@ def profile(session: Session, message: dict[str, Any]) -> dict[str, Any]:
     if session.role == "reference":
         session.tidied()  # others need the memory
     return summary(times, launched, own_names, runs)
+
+
+def prepared_step(
+    session: Session, options: CallOptions, first: tuple[list[Any], dict[str, Any]], keys: list[int]
+) -> TrainingStep:
+    """Return forward and backward pass as one call, with cotangents drawn beforehand: drawing is not profiled."""
+    step = TrainingStep(session.built, session.built)
+    with execute.call_context(options):
+        step(*first[0], **first[1])
+    step.draw(keys)
+    return step
 
 
 @contextmanager

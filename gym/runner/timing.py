@@ -1,5 +1,7 @@
 """Timed runs in a Runner: ``warm``, ``prepare`` (fresh values, cold cache), ``go`` (the window), ``outputs``.
 
+Where the task's gradients are judged, a call is a forward and a backward pass.
+
 Both Runners run this same code, so what it costs falls on baseline and candidate alike. The event time it answers is a
 claim: the Judge holds it against its own clock, which spans ``go`` only.
 """
@@ -16,6 +18,7 @@ import torch
 from drk.gym.runner import execute, structure
 from drk.gym.runner.execute import CallOptions
 from drk.gym.runner.sampling import shrink
+from drk.gym.runner.training_step import Stepped, TrainingStep
 
 if TYPE_CHECKING:
     from drk.gym.runner.session import Session
@@ -47,16 +50,17 @@ class Timer:
         form, key = message["form"], int(message["key"])
         self._start_clean()
         forward = self._form(form)
-        args, kwargs = self.session.draw(key)
         options = self._options(key)
+        args, kwargs = self._draw(key)
         times: list[float] = []
+        value: Any = None
         start = _CLOCK()
         while len(times) < MAX_WARM_CALLS and _CLOCK() - start < MAX_WARM_S:
             self.session.snapshot.restore(self.session.built)
             _SYNCHRONIZE()
             before = _CLOCK()
             with execute.call_context(options):
-                forward(*args, **kwargs)
+                value = forward(*args, **kwargs)
             _SYNCHRONIZE()
             times.append(_CLOCK() - before)
             if len(times) >= MIN_WARM_CALLS and times[-1] > 0.7 * times[-2] and sum(times[1:]) > 0.025:
@@ -65,7 +69,7 @@ class Timer:
             "first_s": times[0],
             "latency_s": min(times),
             "calls": len(times),
-            "input_bytes": structure.size_bytes((args, kwargs)),
+            "input_bytes": structure.size_bytes((args, kwargs)) + _held_bytes(value),
         }
 
     def _start_clean(self) -> None:
@@ -88,11 +92,22 @@ class Timer:
                 self.forms[name] = torch.compile(module, mode="max-autotune-no-cudagraphs")
             else:
                 raise ValueError(f"unknown form {name!r}")
+            if self._trains:
+                self.forms[name] = TrainingStep(self.forms[name], module)
         return self.forms[name]
+
+    @property
+    def _trains(self) -> bool:
+        return bool(self.session.meta.get("grad"))
+
+    def _draw(self, key: int) -> tuple[list[Any], dict[str, Any]]:
+        """Draw one call's inputs, as leaves where gradients are taken."""
+        inputs = self.session.draw(key)
+        return execute.prepare_inputs(*inputs, self._options(key)) if self._trains else inputs
 
     def _options(self, key: int) -> CallOptions:
         autocast = self.session.timing_autocast or self.session.meta.get("autocast")
-        return CallOptions(autocast=autocast, device=self.session.device, key=key)
+        return CallOptions(autocast=autocast, device=self.session.device, key=key, grad=self._trains)
 
     # --- the window --------------------------------------------------------------------------------------
 
@@ -103,7 +118,10 @@ class Timer:
         self.calls = []
         self.session.snapshot.restore(self.session.built)
         for key in message["keys"]:
-            self.calls.append(self.session.draw(int(key)))
+            self.calls.append(self._draw(int(key)))
+        forward = self._form(self.form)
+        if isinstance(forward, TrainingStep):
+            forward.draw([int(key) for key in message["keys"]])
         self._flush_cache()
         _SYNCHRONIZE()
         return {}
@@ -145,7 +163,10 @@ class Timer:
     def outputs(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Lay out what call ``index`` of the last window returned."""
         value = self.values[int(message["index"])]
-        shown = shrink(execute.output_leaves(value), message.get("sample"))
+        gradients: list[tuple[str, torch.Tensor]] = []
+        if isinstance(value, Stepped):
+            value, gradients = value.value, value.gradients
+        shown = shrink([*execute.output_leaves(value), *gradients], message.get("sample"))
         return {**self.session.offer(shown), "description": structure.describe(value)}
 
     def rest(self, _message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
@@ -153,3 +174,10 @@ class Timer:
         self.flush = None
         self._start_clean()
         return {}
+
+
+def _held_bytes(value: Any) -> int:
+    """What a call with a backward pass makes a window hold beside its inputs: cotangents and gradients."""
+    if not isinstance(value, Stepped):
+        return 0
+    return structure.size_bytes(value.value) + structure.size_bytes([one for _, one in value.gradients])
