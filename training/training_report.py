@@ -1,7 +1,8 @@
 """``drk train report``: a run's curves as one self-contained HTML file, drawn as inline SVG, offline, without scripts.
 
-Reads ``metrics.jsonl`` only. A curve that the run has no figures for is left out; a null breaks the line. The figures
-are those of training: rewards on training tasks with sampled answers, no benchmark. Figures and settings are escaped.
+Reads ``metrics.jsonl`` and, where the run validated, ``validation.jsonl``. A curve that the run has no figures for is
+left out; a null breaks the line. The figures are those of training: rewards on training tasks with sampled answers, and
+one sample a held-out task; no benchmark. Figures and settings are escaped.
 """
 
 from __future__ import annotations
@@ -44,6 +45,14 @@ CHARTS = (
     Chart("Trajectories left out", ("trajectories/",), "shares, by reason"),
     Chart("Seconds a step", ("step_time", "time/rollout_s", "time/sampling_s")),
 )
+HELD_OUT_CHARTS = (
+    Chart("Held out: correct", ("correct/",), "one sample a task, at each turn and best of history"),
+    Chart("Held out: Fast@1", ("fast@1/",)),
+    Chart("Held out: Fast@1.2", ("fast@1.2/",)),
+    Chart("Held out: reward by turn", ("reward/turn_",)),
+    Chart("Held out: hack rate", ("hack_rate/",)),
+    Chart("Held out: loss", ("loss/held_out",), "of packed training"),
+)
 
 
 def read_metrics(folder: Path) -> list[dict[str, Any]]:
@@ -53,13 +62,29 @@ def read_metrics(folder: Path) -> list[dict[str, Any]]:
         TrainingError: there are none.
     """
     path = folder / "metrics.jsonl"
-    try:
-        rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"no metrics to report on in {folder}: {error}", help="name a run's folder") from error
+    rows = _read_lines(path)
     if not rows:
         raise TrainingError(f"{path} is empty: no step was made yet")
     return rows
+
+
+def _read_lines(path: Path) -> list[dict[str, Any]]:
+    try:
+        return [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line.strip()]
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"nothing to report on in {path}: {error}", help="name a run's folder") from error
+
+
+def read_validation(folder: Path, rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the lines of a run's validations; where there are none, those metrics that measured a held-out loss.
+
+    Raises:
+        TrainingError: a line is broken.
+    """
+    path = folder / "validation.jsonl"
+    if path.is_file():
+        return _read_lines(path)
+    return [row for row in rows if "loss/held_out" in row]
 
 
 def write_report(folder: Path) -> Path:
@@ -68,18 +93,18 @@ def write_report(folder: Path) -> Path:
     Raises:
         TrainingError: there are no metrics.
     """
-    path = folder / "report.html"
-    config = folder / "config.toml"
-    path.write_text(
-        render_report(folder.name, read_metrics(folder), config.read_text() if config.is_file() else ""),
-        encoding="utf-8",
-    )
+    path, config, rows = folder / "report.html", folder / "config.toml", read_metrics(folder)
+    settings = config.read_text(encoding="utf-8") if config.is_file() else ""
+    path.write_text(render_report(folder.name, rows, settings, read_validation(folder, rows)), encoding="utf-8")
     return path
 
 
-def render_report(name: str, rows: Sequence[dict[str, Any]], config: str = "") -> str:
-    """Return the page."""
-    charts = "\n".join(text for chart in CHARTS if (text := _chart(chart, rows)))
+def render_report(
+    name: str, rows: Sequence[dict[str, Any]], config: str = "", held_out: Sequence[dict[str, Any]] = ()
+) -> str:
+    """Return the page; ``held_out`` are the validations' lines."""
+    drawn = [_chart(chart, rows) for chart in CHARTS] + [_chart(chart, held_out) for chart in HELD_OUT_CHARTS]
+    charts = "\n".join(text for text in drawn if text)
     last = rows[-1]
     facts = ", ".join(
         f"{title} {last[key]:.4g}"
