@@ -13,11 +13,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from drk.assistant.synth.backward_graph import Reverse, Segment
+from drk.assistant.synth.backward_tape import SHARE
 from drk.assistant.synth.body import KernelText, indent
 from drk.assistant.synth.module_writer import Step
 from drk.assistant.synth.size_constants import size_constants
 from drk.assistant.synth.torch_source import torch_call
-from drk.gym.graph import Graph
+from drk.gym.graph import Graph, Node
 
 FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
 
@@ -134,9 +135,17 @@ def _step_lines(graph: Graph, steps: Sequence[Step], names: Mapping[str, str]) -
     for step in steps:
         if step.kernel is None:
             node = step.nodes[0]
-            lines.append((f"{names[node.name]} = {torch_call(node, names, metas, device, sizes)}", (node.name,)))
+            share = node.op == f"aten.{SHARE}"
+            text = _share_text(node, names) if share else torch_call(node, names, metas, device, sizes)
+            lines.append((f"{names[node.name]} = {text}", (node.name,)))
             continue
         results = ", ".join(names[name] for name in step.kernel.outputs)
         arguments = ", ".join(names[name] for name in step.kernel.inputs)
         lines.append((f"{results} = {step.kernel.name}({arguments})", tuple(step.kernel.outputs)))
     return lines
+
+
+def _share_text(node: Node, names: Mapping[str, str]) -> str:
+    value, tensor, dims = node.args
+    count = " * ".join(f"{names[tensor.name]}.shape[{dim}]" for dim in dims)
+    return f"{names[value.name]} / {count}" if len(dims) == 1 else f"{names[value.name]} / ({count})"

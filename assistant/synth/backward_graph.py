@@ -17,7 +17,7 @@ from typing import Any
 from drk.assistant.synth.backward_products import product_rule, view_rule
 from drk.assistant.synth.backward_reductions import REDUCTION_RULES, softmax_rule
 from drk.assistant.synth.backward_rules import POINTWISE_RULES
-from drk.assistant.synth.backward_tape import Rule, Tape
+from drk.assistant.synth.backward_tape import SHARE, Rule, Tape
 from drk.assistant.synth.domain import memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS, is_pointwise
@@ -134,6 +134,7 @@ def _closed(segment: Segment, tape: Tape, sums: Mapping[str, Ref], cotangents: t
     table = _gradient_names(nodes, {**sums, **final}, tape)
     nodes = [_renamed(node, table) for node in nodes]
     results = tuple(None if item is None else table.get(item.name, item.name) for item in gradients)
+    nodes = _shared(nodes, tape.metas)
     made = {node.name for node in nodes}
     read = dict.fromkeys(name for node in nodes for name in node.inputs())
     read |= dict.fromkeys(name for name in results if name is not None)
@@ -145,6 +146,24 @@ def _closed(segment: Segment, tape: Tape, sums: Mapping[str, Ref], cotangents: t
     output = Pack("tuple", tuple(None if name is None else Ref(name) for name in results))
     graph = Graph("backward", True, (), (), tuple(placeholders), tuple(nodes), output)
     return Reverse(graph, saved, cotangents, results)
+
+
+def _shared(nodes: Sequence[Node], metas: Mapping[str, TensorMeta]) -> list[Node]:
+    """Divisions by sizes name a tensor that has them and is read anyway; without one the number stays."""
+    made = {node.name for node in nodes}
+    read = [name for node in nodes for name in node.inputs() if name not in made]
+    found = []
+    for node in nodes:
+        if node.op != f"aten.{SHARE}":
+            found.append(node)
+            continue
+        value, count, dims, shape = node.args
+        tensor = next((name for name in read if metas[name].shape == shape), None)
+        if tensor is None:
+            found.append(replace(node, op="aten.div.Tensor", args=(value, count)))
+        else:
+            found.append(replace(node, args=(value, Ref(tensor), dims)))
+    return found
 
 
 def _live(nodes: Sequence[Node], wanted: Sequence[str]) -> list[Node]:

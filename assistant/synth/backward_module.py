@@ -16,7 +16,7 @@ from typing import Any
 
 from drk.assistant.synth.backward_function import Passes, write_function
 from drk.assistant.synth.backward_graph import Reverse, Segment, differentiate
-from drk.assistant.synth.backward_plan import kernels_for, plan_backward
+from drk.assistant.synth.backward_plan import kernels_for, plan_backward, with_own_sums
 from drk.assistant.synth.backward_segments import segments, with_kept_detaches
 from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
@@ -92,6 +92,7 @@ def _function(segment: Segment, writing: _Writing) -> tuple[KernelText, list[Reg
         return None
     metas = writing.graph.metas()
     reverse = differentiate(segment, metas, writing.names, exact_maxima=writing.exact_maxima)
+    reverse = replace(reverse, graph=with_own_sums(reverse.graph))
     forward = _forward_graph(segment, reverse, writing.graph)
     rules = writing.variant.rules
     planned = [kernels_for(plan(forward, rules)), kernels_for(plan_backward(reverse.graph, rules))]

@@ -4,8 +4,8 @@ The planner's regions hold reductions over one set of dimensions only. A gradien
 over the other dimensions, the rows. Such sums are set aside while the rest is planned; each then joins the region that
 makes or reads what it sums (kind ``sums``, :mod:`drk.assistant.synth.backward_sums`), or becomes a region of its own.
 
-Left out: sums over leading and trailing dimensions at once (a convolution's bias), which the planner takes as any
-reduction, and joining a matrix product.
+Sums over other sets of dimensions (a group norm's weight) get kernels of their own, which compute again what they read
+rather than have it written. Left out: joining a matrix product; sums of what is in memory anyway are torch's.
 """
 
 from __future__ import annotations
@@ -18,11 +18,13 @@ from drk.assistant.synth.domain import Operand
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.planner import build, plan
 from drk.assistant.synth.regions import Facts, Region, Rules, facts_of, product_of, reduced_dims
-from drk.gym.graph import Graph, Node, Ref
+from drk.gym.graph import Graph, Node, Ref, references
 
 MAX_SUM_COLUMNS = 8192
 """Longest row of a row kernel that also sums over rows: sums live in registers beside the row."""
 LEAST_ROWS = 2
+OWN = "_again_"
+"""In the names of values that are computed once more for a sum."""
 
 
 def plan_backward(graph: Graph, rules: Rules) -> list[Region]:
@@ -30,7 +32,8 @@ def plan_backward(graph: Graph, rules: Rules) -> list[Region]:
     facts = facts_of(graph)
     sums = [node for node in graph.nodes if rules.row and _sums_rows(node, facts) and node.name not in rules.excluded]
     aside = frozenset(node.name for node in sums)
-    excluded = rules.excluded | aside
+    own = frozenset(node.name for node in graph.nodes if OWN in node.name or _scattered(node, facts))
+    excluded = rules.excluded | aside | own
     regions = [item for item in plan(graph, replace(rules, matmul=False, excluded=excluded)) if item.outputs]
     if rules.matmul:
         products = frozenset(node.name for node in graph.nodes if product_of(node, facts.metas) is not None)
@@ -42,10 +45,55 @@ def plan_backward(graph: Graph, rules: Rules) -> list[Region]:
         index = next((i for i, region in enumerate(regions) if _takes(region, node, facts)), None)
         if index is not None:
             regions[index] = _joined(regions[index], node, facts)
-            continue
-        alone = build([node], facts, rules)
-        regions += [alone] if alone is not None else []
-    return regions
+    others = frozenset(node.name for node in graph.nodes) - own
+    found = [item for item in plan(graph, replace(rules, matmul=False, excluded=others)) if item.outputs]
+    return regions + [item for item in found if len(item.nodes) > 1]
+
+
+def with_own_sums(graph: Graph) -> Graph:
+    """Let sums over scattered dimensions, the first among them, read elementwise values computed for them alone."""
+    facts, made = facts_of(graph), {node.name: node for node in graph.nodes}
+    in_memory = _in_memory(graph, facts)
+    clones: dict[tuple[str, tuple[int, ...]], Node] = {}
+    nodes: list[Node] = []
+
+    def own(name: str, dims: tuple[int, ...]) -> str:
+        node = made.get(name)
+        if node is None or name in in_memory or not is_pointwise(node, facts.metas):
+            return name
+        if (name, dims) not in clones:
+            args = tuple(Ref(own(arg.name, dims)) if isinstance(arg, Ref) else arg for arg in node.args)
+            clones[name, dims] = replace(node, name=f"{name}{OWN}{len(clones)}", args=args)
+            nodes.append(clones[name, dims])
+        return clones[name, dims].name
+
+    for node in graph.nodes:
+        dims = _scattered(node, facts)
+        nodes.append(replace(node, args=(Ref(own(node.args[0].name, dims)), *node.args[1:])) if dims else node)
+    needed = {*references(graph.output)}
+    kept: list[Node] = []
+    for node in reversed(nodes):
+        if node.name in needed:
+            kept.append(node)
+            needed |= set(node.inputs())
+    return replace(graph, nodes=tuple(reversed(kept)))
+
+
+def _scattered(node: Node, facts: Facts) -> tuple[int, ...]:
+    """The dimensions of a sum over some that are not just the leading ones, the first among them; else none."""
+    found = reduced_dims(node, facts.metas) if node.bare_op == "sum" else None
+    if found is None or 0 not in found[0] or _sums_rows(node, facts):
+        return ()
+    return found[0] if len(found[0]) < len(facts.metas[node.args[0].name].shape) else ()
+
+
+def _in_memory(graph: Graph, facts: Facts) -> frozenset[str]:
+    """Values that are written in any case: results, and what products and torch operators read."""
+    read = {name for name, users in facts.users.items() if "output" in users}
+    for node in graph.nodes:
+        if not is_pointwise(node, facts.metas) and reduced_dims(node, facts.metas) is None:
+            read |= set(node.inputs())
+    return frozenset(read)
 
 
 def _without_prologue(region: Region, facts: Facts, rules: Rules, products: frozenset[str]) -> Region:

@@ -44,7 +44,7 @@ def _sum(tape: Tape, node: Node, gradient: Ref) -> Gradients:
 def _mean(tape: Tape, node: Node, gradient: Ref) -> Gradients:
     kept, dims = _kept(tape, node, gradient)
     source = tape.metas[node.args[0].name].shape
-    return [(node.args[0], tape.divided(kept, math.prod(source[dim] for dim in dims), dims))]
+    return [(node.args[0], tape.divided(kept, source, dims))]
 
 
 def _variance(tape: Tape, node: Node, gradient: Ref) -> Gradients:
@@ -56,7 +56,7 @@ def _variance(tape: Tape, node: Node, gradient: Ref) -> Gradients:
         mean = tape.emit("mean.dim", tape.value(x), tuple(dim - len(source) for dim in dims), True)
     apart = tape.emit("sub.Tensor", tape.value(x), mean)
     correction = 0 if node.kwargs.get("correction", 1) == 0 else 1
-    shared = tape.divided(kept, count, dims) if not correction else tape.emit("div.Tensor", kept, count - 1)
+    shared = tape.divided(kept, source, dims) if not correction else tape.emit("div.Tensor", kept, count - 1)
     return [(x, _times(tape, _times(tape, shared, 2.0), apart))]
 
 

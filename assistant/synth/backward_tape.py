@@ -25,6 +25,8 @@ VIEWS = frozenset(
     ("view", "reshape", "_unsafe_view", "flatten", "unsqueeze", "squeeze", "transpose", "permute", "t", "expand")
 )
 """Operators that only look at a tensor differently (``reshape`` copies where it must)."""
+SHARE = "share.default"
+"""A division by sizes of a tensor: (value, their product, dimensions, the tensor's shape), until a tensor is known."""
 _BLANK = Node("", "aten.add.Tensor", ())
 
 
@@ -156,10 +158,17 @@ class Tape:
         shapes = {self.shape(Ref(name)) for name in node.inputs()} - {()}
         return is_pointwise(node, self.draft.metas) and shapes == {node.meta.shape}
 
-    def divided(self, value: Ref, count: int, dims: tuple[int, ...]) -> Ref:
-        """Divide by the size ``count`` of ``dims``; a sum over just these becomes a mean, which knows it by itself."""
+    def divided(self, value: Ref, source: tuple[int, ...], dims: tuple[int, ...]) -> Ref:
+        """Divide by the number of elements along ``dims`` of the shape ``source``.
+
+        A sum over just these dimensions becomes a mean, which knows their size by itself.
+        """
+        count = math.prod(source[dim] for dim in dims)
         averaged = self._averaged(value, dims)
-        return self.emit("div.Tensor", value, count) if averaged is None else averaged
+        if averaged is not None:
+            return averaged
+        dtype = self.draft.metas[value.name].dtype
+        return self.node(SHARE, (value, count, dims, source), self.shape(value), dtype)
 
     def _averaged(self, value: Ref, dims: tuple[int, ...]) -> Ref | None:
         made = self.maker(value)
