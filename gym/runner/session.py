@@ -31,6 +31,7 @@ from drk.gym.runner.audit import Audit
 from drk.gym.runner.autocast_casts import autocast_everywhere, write_casts
 from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions, StateSnapshot
+from drk.gym.runner.function_passes import run_both_passes
 from drk.gym.runner.parts import record_parts
 from drk.gym.runner.recipes import apply_recipe
 from drk.gym.runner.sampling import shrink
@@ -202,7 +203,8 @@ class Session:
         ``message``: ``key``; ``variant`` (``native``, ``float64`` or a rung); ``grad``; ``log_operators``; ``recipe``
         (see :mod:`drk.gym.runner.recipes`); ``sample`` (how large leaves are shown); ``poison`` (shapes and dtypes to
         spoil in free memory first); ``ablate`` (true, or the name of one kernel: launch nothing of the candidate's);
-        ``restore`` (a candidate's plain attributes that the reference changes too).
+        ``restore`` (a candidate's plain attributes that the reference changes too); ``both_passes`` (backward kernels
+        too, without autograd).
         """
         options = CallOptions(
             variant=message.get("variant", "native"),
@@ -231,6 +233,8 @@ class Session:
         self.before_run()
         with contextlib.ExitStack() as stack:
             suppressed = self.suppress(message.get("ablate"), stack)
+            if message.get("both_passes"):
+                run_both_passes(stack)
             if message.get("poison"):
                 poison_free_memory([(tuple(s), transfer.dtype_of(d)) for s, d in message["poison"]], self.device)
             census = stack.enter_context(launch_census({str(self.scratch / "candidate.py")}))
