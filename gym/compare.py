@@ -7,8 +7,9 @@ dimension, or a larger run of elements where rows are short), so that small rows
     rms(C) <= max(k_rms * rms(R), floor_rms)   and   max(C) <= max(k_max * max(R), floor_max)
 
 must hold, where the floors are a few units of round-off of the output dtype (an exact reference must not demand an
-exact candidate). NaN and infinities are allowed only where the truth or the reference has them. Integers and bools must
-equal the reference or the truth. ``paper`` tolerance instead applies KernelBench's ``allclose`` rule (atol = rtol).
+exact candidate), or one unit of TF32 where the reference's convolutions run in it by the user's own flags. NaN and
+infinities are allowed only where the truth or the reference has them. Integers and bools must equal the reference or
+the truth. ``paper`` tolerance instead applies KernelBench's ``allclose`` rule (atol = rtol).
 
 Everything here runs in the Judge on memory of its own. Work is done in slices of bounded size. See notes in
 docs/architecture.md for how the constants were chosen.
@@ -129,23 +130,33 @@ class Limit:
     max: float
 
 
-def limit_for(reference: ErrorStats, dtype: torch.dtype) -> Limit:
-    """Return the limits for a candidate whose reference errs by ``reference`` in an output of ``dtype``."""
+def limit_for(reference: ErrorStats, dtype: torch.dtype, own_unit: float = 0.0) -> Limit:
+    """Return the limits for a candidate whose reference errs by ``reference`` in an output of ``dtype``.
+
+    ``own_unit`` is the unit of round-off of the products inside the reference where that is coarser than its outputs'.
+    Averages of many such products (a pooled output, a running mean) err much less than one unit by chance, and by
+    about one unit with a library kernel that truncates instead of rounding, as cuDNN's for channels-last do.
+    """
     real = {torch.complex64: torch.float32, torch.complex128: torch.float64}.get(dtype, dtype)
     unit = _ROUNDOFF.get(real, 2.0**-9)
     return Limit(
-        rms=max(K_RMS * reference.rms, _FLOOR_RMS.get(real, 1.0) * unit),
-        max=max(K_MAX * reference.max, _FLOOR_MAX.get(real, 8.0) * unit),
+        rms=max(K_RMS * reference.rms, _FLOOR_RMS.get(real, 1.0) * unit, own_unit),
+        max=max(K_MAX * reference.max, _FLOOR_MAX.get(real, 8.0) * unit, K_MAX * own_unit),
     )
 
 
 def compare_float(
-    name: str, value: torch.Tensor, truth: torch.Tensor, reference: torch.Tensor, dtype: torch.dtype | None = None
+    name: str,
+    value: torch.Tensor,
+    truth: torch.Tensor,
+    reference: torch.Tensor,
+    dtype: torch.dtype | None = None,
+    own_unit: float = 0.0,
 ) -> Cell:
     """Judge one floating leaf by the float64 rule; ``dtype`` is that of the output where the leaf is a digest of it."""
     own = error_stats(reference, truth, reference)
     mine = error_stats(value, truth, reference)
-    limit = limit_for(own, dtype or reference.dtype)
+    limit = limit_for(own, dtype or reference.dtype, own_unit)
     reason = ""
     if mine.bad:
         reason = f"{mine.bad} elements are NaN or infinite where the reference is not (or the other way round)"
@@ -180,7 +191,13 @@ def compare_paper(name: str, value: torch.Tensor, reference: torch.Tensor, toler
 
 
 def compare_leaf(
-    name: str, value: torch.Tensor, truth: torch.Tensor, reference: torch.Tensor, *, paper: bool = False
+    name: str,
+    value: torch.Tensor,
+    truth: torch.Tensor,
+    reference: torch.Tensor,
+    *,
+    paper: bool = False,
+    own_unit: float = 0.0,
 ) -> Cell:
     """Judge one leaf: shape and dtype first, then values.
 
@@ -190,6 +207,7 @@ def compare_leaf(
         truth: the module's output in float64 (integers and bools as they are).
         reference: the user's module's output in its own dtype.
         paper: use KernelBench's fixed tolerance instead.
+        own_unit: see :func:`limit_for`.
     """
     if value.shape != reference.shape:
         return Cell(name, passed=False, reason=f"shape {tuple(value.shape)} instead of {tuple(reference.shape)}")
@@ -200,7 +218,7 @@ def compare_leaf(
     if paper:
         return compare_paper(name, value, reference)
     if reference.is_floating_point() or reference.is_complex():
-        return compare_float(name, value, truth, reference)
+        return compare_float(name, value, truth, reference, own_unit=own_unit)
     return compare_exact(name, value, truth, reference)
 
 
@@ -212,6 +230,7 @@ def compare_named(
     native: Mapping[str, torch.Tensor],
     *,
     paper: bool = False,
+    own_unit: float = 0.0,
 ) -> Cell:
     """Judge the leaf of that name, which may be rows of a large tensor, or a digest of one."""
     shown = leaf.removesuffix(DIGEST)
@@ -219,12 +238,12 @@ def compare_named(
         mine, theirs = shape_in(leaves, leaf), shape_in(native, leaf)
         if mine != theirs:
             return Cell(cell, passed=False, reason=f"shape {mine} instead of {theirs}")
-        return compare_leaf(cell, leaves[leaf], truth[leaf], native[leaf], paper=paper)
+        return compare_leaf(cell, leaves[leaf], truth[leaf], native[leaf], paper=paper, own_unit=own_unit)
     if leaves[leaf].shape != native[leaf].shape or leaves[leaf].dtype != native[leaf].dtype:
         return Cell(cell, passed=False, reason=f"{shown} has another shape")
     if paper:
         return Cell(cell, passed=True)  # the published rule speaks of elements
-    return compare_float(cell, leaves[leaf], truth[leaf], native[leaf], native[shown].dtype)
+    return compare_float(cell, leaves[leaf], truth[leaf], native[leaf], native[shown].dtype, own_unit)
 
 
 def compare_timed(name: str, value: torch.Tensor | None, reference: torch.Tensor, like: Cell | None) -> Cell:

@@ -299,7 +299,10 @@ def compare_trial(
         if leaf not in leaves:
             cells.append(Cell(cell_name, passed=False, reason="the candidate does not give it"))
             continue
-        cells.append(compare_named(cell_name, leaf, leaves, trial.truth, trial.native, paper=task.tolerance == "paper"))
+        paper = task.tolerance == "paper"
+        cells.append(
+            compare_named(cell_name, leaf, leaves, trial.truth, trial.native, paper=paper, own_unit=trial.own_unit)
+        )
     cells += [
         Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes its input, the reference's does not")
         for leaf in leaves

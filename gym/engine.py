@@ -34,6 +34,7 @@ from drk.gym.wire import check_task, task_id
 from drk.gym.zygote_client import ZygoteClient
 
 MAX_SESSIONS = 4
+CONTEXTS_AT_ONCE = 3
 MEMORY_SHARES = 3
 """What an evaluation may need of an equal share of the GPU's memory before it has to wait for others like it."""
 UNKNOWN_MEMORY_BYTES = 16 * 2**30
@@ -88,6 +89,7 @@ class Gym:
         self._slots = asyncio.Semaphore(max(self.settings.parallel, 1))
         self._measurement: Measurement | None = None
         self._room = asyncio.Lock()
+        self._context_turns = asyncio.Semaphore(CONTEXTS_AT_ONCE)
 
     async def __aenter__(self) -> Self:
         """Resolve the device and begin to warm the zygotes.
@@ -184,8 +186,9 @@ class Gym:
             for name, task in self._sessions.items()
             if name != keep and task.done() and (not _usable(task) or task.result().users == 0)
         ]
-        for name in idle[: max(len(self._sessions) - MAX_SESSIONS, 0)]:
-            await _close(self._sessions.pop(name))
+        # Taken out at once: others may look for room while these are closed.
+        for task in [self._sessions.pop(name) for name in idle[: max(len(self._sessions) - MAX_SESSIONS, 0)]]:
+            await _close(task)
 
     @asynccontextmanager
     async def using(self, task: Task) -> AsyncIterator[ReferenceSession]:
@@ -261,6 +264,19 @@ class Gym:
             yield
             return
         async with self._measuring().turns.sharing():
+            yield
+
+    @asynccontextmanager
+    async def making_context(self) -> AsyncIterator[None]:
+        """Hold a turn at making a CUDA context; nothing without a GPU.
+
+        The driver makes them one after the other and lets all that wait finish together: then everybody compiles at
+        the same time, and nobody makes a context meanwhile. In turns, the first goes on while the next waits.
+        """
+        if self.gpu is None:
+            yield
+            return
+        async with self._context_turns:
             yield
 
     @asynccontextmanager

@@ -149,16 +149,17 @@ class Evaluation:
     async def _load(self, runner: RunnerHandle, session: ReferenceSession) -> None:
         limits = self.settings.limits
         with self.draft.stage("load"):
-            await self.ask(
-                runner,
-                "load",
-                "load",
-                limits.load_s,
-                meta=task_meta(self.task),
-                device=session.device,
-                seed=session.seed,
-                precision=self.task.precision,
-            )
+            async with self.gym.making_context():
+                await self.ask(
+                    runner,
+                    "load",
+                    "load",
+                    limits.load_s,
+                    meta=task_meta(self.task),
+                    device=session.device,
+                    seed=session.seed,
+                    precision=self.task.precision,
+                )
             self.draft.reach("loaded")
             answer = await self.ask(
                 runner,

@@ -42,6 +42,7 @@ MAX_DISAGREEMENTS = 20
 LONG_WINDOW_MS = 20.0
 MAX_REPEAT = 5000
 STRAIN_LIMIT = 1.5
+EXCESS_LIMIT = 3.0
 REST_BYTES = 2 * 2**30
 
 
@@ -113,6 +114,7 @@ class Contest:
         self.calls = 1
         self.times_ms: dict[str, list[float]] = defaultdict(list)
         self.disagreed: dict[str, int] = defaultdict(int)
+        self.excess_ms: dict[str, list[float]] = defaultdict(list)
         self.window_keys: list[int] = []
 
     async def _ask(self, name: str, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
@@ -198,6 +200,7 @@ class Contest:
             answer = await self._ask(name, "go", limit_s)
             wall_ms = (time.perf_counter() - start) * 1e3
             event_ms = float(answer["event_ms"])
+            self.excess_ms[name].append(wall_ms - event_ms)
             if not agree(event_ms, wall_ms):
                 self.disagreed[name] += 1
                 return
@@ -232,7 +235,12 @@ class Contest:
             evaluation.draft.cells.append(compare_timed(f"{where} {name}", mine.get(name), reference, self._like(name)))
 
     async def check_clock(self) -> None:
-        """Hold the claimed latency against the Judge's own clock in a window too long to hide anything in."""
+        """Hold the claimed latency against the Judge's own clock: window by window, and in one too long to hide in."""
+        mine = median(self.excess_ms["candidate"])
+        theirs = max(median(times) for name, times in self.excess_ms.items() if name != "candidate")
+        if mine > EXCESS_LIMIT * max(theirs, 0.0) + CLOCK_SLACK_MS:
+            proof = f"its windows end {mine:.2f} ms after their events claim, the baseline's {theirs:.2f} ms after"
+            self.evaluation.draft.flags.append(Flag("clock-mismatch", "timing", "fraud", proof))
         strain = {"eager": (await self._strain("eager"))[0]}
         strain["candidate"], key = await self._strain("candidate")
         if not self.session.stateful:
@@ -243,7 +251,7 @@ class Contest:
             self.evaluation.draft.flags.append(Flag("clock-mismatch", "timing", "fraud", proof, strain))
 
     async def _strain(self, name: str) -> tuple[float, int]:
-        """Return the Judge's time over the claimed time for a window of about :data:`LONG_WINDOW_MS`, and its last key."""
+        """Return the Judge's time over the claimed one, for about :data:`LONG_WINDOW_MS`, and the window's last key."""
         claimed_ms = max(median(self.times_ms[name]), 1e-3)
         repeat = min(max(math.ceil(LONG_WINDOW_MS / claimed_ms), 1), MAX_REPEAT)
         limit_s = self.evaluation.settings.limits.run_s

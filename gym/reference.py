@@ -30,6 +30,7 @@ _HOST_KINDS = {"protocol"}
 REDRAWS = 2
 HIDDEN_ELEMENTS = 2**18
 WEIGHTS_FACTOR = 1.125
+TF32_UNIT = 2.0**-11
 WHOLE_ELEMENTS = 2**22
 SAMPLED_ABOVE = 2**21
 SAMPLE_ELEMENTS = 2**20
@@ -69,6 +70,7 @@ class Trial:
     recipe: dict[str, Any] = field(default_factory=dict)
     aliased: tuple[str, ...] = ()
     sample: dict[str, Any] = field(default_factory=dict)
+    own_unit: float = 0.0
 
 
 def recipe_for(index: int, keys: list[int]) -> tuple[int, dict[str, Any]]:
@@ -216,7 +218,7 @@ class ReferenceSession:
             key=key, variant=self._rung(), grad=grad, log_operators=not self.operators, recipe=shown, sample=sample
         )
         self.attributes |= {(str(part), str(name)) for part, name in native_answer.get("attributes") or []}
-        self.stateful |= bool(self.attributes) or any(name.startswith("state:") for name in native)
+        self.stateful |= bool(self.attributes) or any(name.startswith(("state:", "input")) for name in native)
         self.operators = self.operators or native_answer.get("operators") or []
         _, truth = await self._leaves(key=key, variant="float64", grad=grad, recipe=shown, sample=sample)
         missing = sorted(set(native) - set(truth))
@@ -225,7 +227,8 @@ class ReferenceSession:
         strides = dict(zip(native, native_answer["strides"], strict=True))
         aliased = tuple(str(name) for name in native_answer.get("aliased") or [])
         described, inputs = native_answer["description"], native_answer["inputs"]
-        return Trial(key, native, truth, described, strides, inputs, recipe, aliased, sample)
+        own_unit = TF32_UNIT if native_answer.get("tf32_convolutions") and uses_convolutions(self.operators) else 0.0
+        return Trial(key, native, truth, described, strides, inputs, recipe, aliased, sample, own_unit)
 
     def _rung(self) -> str:
         """Return the variant that stands for the reference: its own, or the rung that the policy allows."""
@@ -294,6 +297,14 @@ class ReferenceSession:
         await self.handle.close()
         self.weights.close()
         self._trials.clear()
+
+
+def uses_convolutions(operators: list[Any]) -> bool:
+    """Whether logged operators (rows of :mod:`drk.gym.runner.operators`) hold a convolution of float32 tensors."""
+    return any(
+        "conv" in str(row.get("op")) and any(dtype == "float32" for _, dtype in row.get("operands") or [])
+        for row in operators
+    )
 
 
 def steady(trial: Trial) -> bool:

@@ -54,7 +54,7 @@ class StateSnapshot:
         parts = dict(module.named_modules())
         for path, key in self.changed_attributes(module):
             if self.restorable is None or (path, key) in self.restorable:
-                vars(parts[path])[key] = copy.deepcopy(self.plain[path][key])
+                parts[path].__dict__[key] = copy.deepcopy(self.plain[path][key])
         module.zero_grad(set_to_none=True)
 
     def changed_attributes(self, module: torch.nn.Module) -> list[tuple[str, str]]:

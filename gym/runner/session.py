@@ -248,6 +248,7 @@ class Session:
             "description": outcome.description,
             "operators": outcome.operators,
             "aliased": outcome.aliased,
+            "tf32_convolutions": self.device != "cpu" and torch.backends.cudnn.allow_tf32,
             "attributes": outcome.attributes[:MAX_ATTRIBUTES],
             "suppressed": sorted(set(suppressed)),
             "launched": census.owned_launches() if options.log_operators else None,
@@ -293,17 +294,23 @@ class Session:
     def plan_reduction(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Find how inputs can shrink for the interpreter (Reference Runner)."""
         args, kwargs = self.draw(int(message["key"]))
+        compiled = self.device != "cpu"
+        module, snapshot = self.built, self.snapshot
+        if compiled and structure.has_indices((args, kwargs)):
+            # An index beyond a narrowed dimension is an exception on a CPU; on a GPU it ends the process's context.
+            module = copy.deepcopy(self.built).cpu()
+            snapshot = StateSnapshot.take(module)
+            args, kwargs = structure.map_tensors(lambda _path, tensor: tensor.cpu(), (args, kwargs))
 
         def forward(*call_args: Any, **call_kwargs: Any) -> Any:
-            self.snapshot.restore(self.built)
+            snapshot.restore(module)
             with torch.no_grad():
-                return self.built(*call_args, **call_kwargs)
+                return module(*call_args, **call_kwargs)
 
         budget = int(message["elements"])
-        compiled = self.device != "cpu"
         plan = values.reduce_plan(forward, args, kwargs, budget, compiled=compiled)
         given = structure.elements((args, kwargs))
-        if not plan and 0 < given <= budget:
+        if not plan and module is self.built and 0 < given <= budget:
             made = structure.elements(forward(*args, **kwargs))
             if made > budget:  # few indices, wide rows: the work is in the outputs
                 smaller = max(budget * given // made, 1)

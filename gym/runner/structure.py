@@ -258,6 +258,12 @@ def size_bytes(value: Any) -> int:
     return sum(tensor.numel() * tensor.element_size() for _, tensor in tensors(value))
 
 
+def has_indices(value: Any) -> bool:
+    """Whether ``value`` holds integer tensors, whose values may be places in other tensors."""
+    integers = (torch.int8, torch.int16, torch.int32, torch.int64, torch.uint8)
+    return any(tensor.dtype in integers for _, tensor in tensors(value))
+
+
 def elements(value: Any) -> int:
     """Return the number of elements of all tensors in ``value``."""
     return sum(tensor.numel() for _, tensor in tensors(value))

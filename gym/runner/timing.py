@@ -77,8 +77,10 @@ class Timer:
         self.values, self.calls = [], []
         self.session.forget_calls()
         gc.collect()
-        # What is left lives as long as the process: the next collection need not walk torch and Inductor again (0.1 s).
-        gc.freeze()
+        if self.session.role == "reference":
+            # What is left lives as long as the process: the next collection need not walk torch and Inductor again
+            # (0.1 s). Not in a candidate's process: its kernels are found through the collector.
+            gc.freeze()
         torch.cuda.empty_cache()
 
     def _form(self, name: str) -> Callable[..., Any]:

@@ -148,3 +148,11 @@ def test_stats_do_not_depend_on_slicing(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr("drk.gym.compare.SLICE_ELEMENTS", 1000)
     parts = error_stats(reference, truth)
     assert parts.rms == pytest.approx(whole.rms) and parts.max == whole.max
+
+
+def test_averages_of_coarse_products_may_err_by_the_products_unit():
+    truth = torch.linspace(1.0, 2.0, 64, dtype=torch.float64)
+    reference, truncated = truth.float(), (truth * (1 - 3.8e-4)).float()
+    assert not compare_leaf("out", truncated, truth, reference).passed
+    assert compare_leaf("out", truncated, truth, reference, own_unit=2.0**-11).passed
+    assert not compare_leaf("out", (truth * (1 - 6e-4)).float(), truth, reference, own_unit=2.0**-11).passed
