@@ -1,4 +1,4 @@
-"""``drk data tasks|trajectories|pairs|tokenizer|leaks``: task sets, judged demonstrations, pairs in bulk, leakage.
+"""``drk data tasks|trajectories|export|pairs|tokenizer|leaks``: task sets, judged demonstrations, pairs, leakage.
 
 Files are JSONL (:mod:`drk.training.dataset`). Generation is seeded: the same command writes the same tasks.
 """
@@ -13,6 +13,9 @@ import typer
 
 from drk.assistant.console import console_from
 from drk.assistant.errors import ExitCode
+from drk.assistant.gym_address import open_gym
+from drk.assistant.model_options import BaseUrl, MaxCost, ModelOption, model_settings
+from drk.assistant.proposers import make_proposer, opened
 from drk.training.train_command import print_facts, training_errors
 
 app = typer.Typer(help="Make and check training data.", no_args_is_help=True, add_completion=False)
@@ -59,39 +62,90 @@ def trajectories(  # noqa: PLR0913, PLR0917 - one parameter for each option
     ctx: typer.Context,
     source: Annotated[Path, typer.Argument(metavar="TASKS", help="A file of drk data tasks.")],
     out: Out,
+    model: Annotated[str, typer.Option(help="A proposer, as builtin or openai:NAME; default: planted faults.")] = "",
+    base_url: BaseUrl = None,
+    model_option: ModelOption = None,
+    max_cost: MaxCost = None,
     turns: Annotated[int, typer.Option(min=1, help="Turns at most.")] = 3,
+    samples: Annotated[int, typer.Option(min=1, help="Episodes of each task, by a proposer.")] = 1,
+    keep: Annotated[Literal["all", "solved", "improved"], typer.Option(help="Which to write.")] = "all",
+    min_speedup: Annotated[float, typer.Option(min=0, help="Lower bound that the best turn must reach.")] = 0.0,
     fault_share: Annotated[float, typer.Option(min=0, max=1, help="Share that begins with a planted fault.")] = 0.6,
     seed: Annotated[int, typer.Option(help="What is drawn.")] = 0,
     device: Annotated[str, typer.Option(help="auto, cuda:N or interpret.")] = "auto",
     parallel: Annotated[int, typer.Option(min=1, help="Tasks at a time.")] = 2,
+    gym: Annotated[str | None, typer.Option(help="Have the gym server at this URL judge (DRK_GYM_URL).")] = None,
     output: Format = "text",
 ) -> None:
-    """Have the builtin proposer solve TASKS, with faults and repairs, each turn judged by the gym."""
+    """Solve TASKS turn by turn, each judged by the gym: planted faults with repairs, or a proposer's own episodes.
+
+    A proposer's runs are kept beside the file (FILE.runs), and the same command goes on with them.
+    """
     with training_errors():
         from drk.gym.settings import GymSettings
         from drk.training.dataset import read_tasks, write_demonstrations
+        from drk.training.proposer_trajectories import EpisodePlan, filtered
         from drk.training.trajectories import DemonstrationPlan
 
-        plan = DemonstrationPlan(turns=turns, fault_share=fault_share, seed=seed)
         settings = GymSettings(device=device, seeds=2, parallel=parallel, offline_compile=False)
-        found = asyncio.run(_collect(read_tasks(source), plan, settings, parallel))
-        written = write_demonstrations(out, found.demonstrations)
+        tasks = read_tasks(source)
+        if model:
+            asked = model_settings(base_url, model_option or (), max_cost)
+            share = None if max_cost is None else max_cost / max(len(tasks) * samples, 1)
+            judging = {"seeds": settings.seeds, "sandbox": settings.sandbox}
+            episodes = EpisodePlan(turns, samples, parallel, max_cost_usd=share, judging=judging)
+            proposer = make_proposer(model, asked)
+            found = asyncio.run(_propose(tasks, proposer, episodes, settings, gym, out.with_name(out.name + ".runs")))
+        else:
+            plan = DemonstrationPlan(turns=turns, fault_share=fault_share, seed=seed)
+            found = asyncio.run(_collect(tasks, plan, settings, gym, parallel))
+        kept = filtered(found.demonstrations, keep, min_speedup=min_speedup)
+        written = write_demonstrations(out, kept)
     facts: dict[str, Any] = {
         "file": str(out),
         "demonstrations": written,
-        "turns": sum(len(one.turns) for one in found.demonstrations),
-        "accepted_turns": sum(turn.verdict.accepted for one in found.demonstrations for turn in one.turns),
+        "left_out": len(found.demonstrations) - written,
+        "turns": sum(len(one.turns) for one in kept),
+        "accepted_turns": sum(turn.verdict.accepted for one in kept for turn in one.turns),
         "without": found.without or "none",
     }
     print_facts(console_from(ctx), facts, as_json=output == "json")
 
 
-async def _collect(tasks: Any, plan: Any, settings: Any, parallel: int) -> Any:
-    from drk.gym.engine import Gym
+async def _collect(tasks: Any, plan: Any, settings: Any, url: str | None, parallel: int) -> Any:
     from drk.training.trajectories import collect_demonstrations
 
-    async with Gym(settings) as gym:
+    async with open_gym(settings, url) as gym:
         return await collect_demonstrations(gym, tasks, plan, parallel=parallel)
+
+
+async def _propose(tasks: Any, proposer: Any, plan: Any, settings: Any, url: str | None, folder: Path) -> Any:
+    from drk.training.proposer_trajectories import collect_episodes
+
+    async with opened(proposer), open_gym(settings, url) as gym:
+        return await collect_episodes(gym, tasks, proposer, plan, folder)
+
+
+@app.command("export")
+def export(
+    ctx: typer.Context,
+    source: Annotated[Path, typer.Argument(metavar="DEMONSTRATIONS", help="A file of drk data trajectories.")],
+    out: Annotated[Path, typer.Option("--out", help="A .jsonl file, or the folder of a Hugging Face data set.")],
+    templates: Annotated[str, typer.Option(help="full, bare, or a folder of prompt templates.")] = "full",
+    keep: Annotated[Literal["all", "solved", "improved"], typer.Option(help="Which to write.")] = "all",
+    min_speedup: Annotated[float, typer.Option(min=0, help="Lower bound that the best turn must reach.")] = 0.0,
+    output: Format = "text",
+) -> None:
+    """Write DEMONSTRATIONS as plain conversations (messages), for other trainers."""
+    with training_errors():
+        from drk.training.dataset import read_demonstrations
+        from drk.training.export import export_demonstrations
+        from drk.training.proposer_trajectories import filtered
+
+        read = read_demonstrations(source)
+        written = export_demonstrations(filtered(read, keep, min_speedup=min_speedup), out, templates=templates)
+    facts: dict[str, Any] = {"written": str(out), "conversations": written, "left_out": len(read) - written}
+    print_facts(console_from(ctx), facts, as_json=output == "json")
 
 
 @app.command("leaks")

@@ -10,7 +10,7 @@ prompt of turn two is no continuation of turn one's tokens. One row is one turn.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,17 @@ CHAT_TEMPLATE = (
 """What models made here use, and a tokenizer that has none."""
 
 BARE_TEMPLATES = Path(__file__).parent / "templates"
+
+
+def template_prompts(templates: str) -> Prompts:
+    """Return the prompts of ``full``, ``bare``, or a folder.
+
+    Raises:
+        UsageError: the folder is missing or wrong.
+    """
+    if templates == "full":
+        return Prompts(None)
+    return Prompts(BARE_TEMPLATES if templates == "bare" else Path(templates))
 
 
 class PromptTooLong(TrainingError):
@@ -56,8 +67,7 @@ class Prompter:
     """
 
     def __init__(self, tokenizer: Any, settings: PromptSettings) -> None:
-        folders: Mapping[str, Path | None] = {"full": None, "bare": BARE_TEMPLATES}
-        self._prompts = Prompts(folders.get(settings.templates, Path(settings.templates)))
+        self._prompts = template_prompts(settings.templates)
         self._tokenizer = tokenizer
         self._settings = settings
         self._hardware: DeviceFacts = device_facts(settings.target)
