@@ -23,7 +23,7 @@ from drk.assistant.errors import DrkError, TargetError, UsageError, from_gym
 from drk.assistant.runs import Run
 from drk.assistant.source_index import parse_source
 from drk.gym.errors import GymError
-from drk.lsp.documents import SourceView, check_writable, path_of, uri_of, view
+from drk.lsp.documents import SourceView, check_writable, path_of, split_target, uri_of, view
 from drk.lsp.job_flow import begin_job, optimize_spec, profile_spec, report_spec
 from drk.lsp.offers import file_offers
 from drk.lsp.settings import describe
@@ -71,8 +71,7 @@ async def guarded(server: DrkServer, command: Command, argument: Any) -> Any:
 async def optimize(server: DrkServer, argument: Argument) -> str | None:
     """Start a search for faster kernels, or join the one under way; returns the job's id."""
     shown = await _ready_to_run(server, argument)
-    target = text_of(argument, "target")
-    file, _, name = target.rpartition(":") if ":" in target else ("", "", target)
+    file, name = split_target(text_of(argument, "target"))
     if file and Path(file) != shown.path:
         shown = view(server, uri_of(Path(file)))
     _check_saved(shown)
@@ -84,7 +83,7 @@ async def resume(server: DrkServer, argument: Argument) -> str | None:
     """Go on with an interrupted run; returns the job's id."""
     shown = await _ready_to_run(server, argument)
     run = _run_named(server, shown.path, text_of(argument, "run"))
-    name = text_of(argument, "target").rpartition(":")[2]
+    _, name = split_target(text_of(argument, "target"))
     return await begin_job(server, optimize_spec(server, shown.path, name, resume=run))
 
 

@@ -50,6 +50,14 @@ def uri_of(path: Path) -> str:
     return from_fs_path(str(path)) or path.as_uri()
 
 
+def split_target(target: str) -> tuple[str, str]:
+    """Return file and name of ``/a/model.py:Net``, ``/a/model.py`` or ``Net``; either may be empty."""
+    if ":" in target:
+        file, _, name = target.rpartition(":")
+        return file, name
+    return (target, "") if target.endswith(".py") else ("", target)
+
+
 def view(server: LanguageServer, uri: str) -> SourceView:
     """Return the file behind ``uri`` as the editor shows it, or as it is on disk when it is not open.
 

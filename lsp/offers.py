@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from drk.assistant.apply import applied_run
 from drk.assistant.errors import DrkError
 from drk.assistant.report_source import Span, span_named
-from drk.lsp.documents import path_of
+from drk.lsp.documents import path_of, split_target
 from drk.lsp.jobs import Job
 from drk.lsp.positions import TextMap
 from drk.lsp.profile_store import FileProfile, Hotspot
@@ -42,7 +42,7 @@ class Offer:
     @property
     def label(self) -> str:
         """The target's name, or the definition's."""
-        return self.target.rpartition(":")[2] or self.qualname
+        return split_target(self.target)[1] or self.qualname
 
 
 @dataclass(frozen=True)

@@ -154,7 +154,7 @@ def index_report(report: Report, path: Path) -> dict[str, FileProfile]:
     fusables: dict[str, list[Fusable]] = {}
     for place, rows in _by_class(report).items():
         hotspots.setdefault(_file(report, place), []).append(_class_hotspot(report, place, rows))
-    targets = {row.name: _absolute(report, row.target) for row in report.modules}
+    targets = {row.name: _target(report, row) for row in report.modules}
     for row in report.functions:
         owner = _owner_target(report, row.place)
         kernels = _kernel_lines(one for one in report.kernels if _same(one.place, row.place))
@@ -223,7 +223,7 @@ def _class_hotspot(report: Report, place: Place, rows: list[ModuleRow]) -> Hotsp
     )
     below = _below(report.modules, names)
     kernels = _kernel_lines(kernel for kernel in report.kernels if kernel.module in below)
-    target = _absolute(report, heaviest.target)
+    target = _target(report, heaviest)
     return _hotspot(report, "class", place, times, heaviest.work, target, len(rows), kernels)
 
 
@@ -270,7 +270,19 @@ def _owner_target(report: Report, place: Place) -> str:
     if not owner:
         return f"{report.path_of(place)}:{place.qualname}"
     rows = [row for row in report.modules if row.place and (row.place.file, row.place.qualname) == (place.file, owner)]
-    return _absolute(report, max(rows, key=lambda row: row.times.total_us).target) if rows else ""
+    return _target(report, max(rows, key=lambda row: row.times.total_us)) if rows else ""
+
+
+def _target(report: Report, row: ModuleRow) -> str:
+    """Return a module's target with the file's absolute path.
+
+    Of ``drk profile model.py`` the outermost row's target is the file alone: it is named by its class, so that it
+    cannot be taken for another of the file, unless the class is of another file.
+    """
+    target, place = _absolute(report, row.target), row.place
+    if not target or ":" in target or place is None or os.path.realpath(target) != _file(report, place):
+        return target
+    return f"{target}:{place.qualname}"
 
 
 def _absolute(report: Report, target: str) -> str:

@@ -2,7 +2,7 @@
 -- DRIVE_SCENARIO is the scenario's name, DRIVE_PLUGIN the client's folder, DRIVE_FILE the user's file, DRIVE_CMD the
 -- server's command line and DRIVE_SETTINGS the settings, both as JSON.
 local seen = { progress = {}, messages = {}, steps = {} }
-local limit_ms = 240000
+local limit_ms = tonumber(os.getenv("DRIVE_LIMIT_MS") or "240000")
 
 local function finish(fault)
   seen.fault = fault

@@ -1,13 +1,16 @@
 // Drives a browser-hosted VS Code workbench through the whole path, as a person would: diagnostics in the problems
 // panel, search, status bar, apply, undo is the editor's own, restore. What is seen goes as JSON to DRIVE_LOG.
-// DRIVE_URL is the workbench, DRIVE_FOLDER the opened folder, DRIVE_BROWSER a Chromium.
+// DRIVE_URL is the workbench, DRIVE_FOLDER the opened folder, DRIVE_BROWSER a Chromium. With DRIVE_CHECK, a command line
+// that tests what was applied, all of it is real and begins with a profile.
+import { spawnSync } from "node:child_process";
 import { readFileSync, writeFileSync, existsSync } from "node:fs";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
 const { chromium } = createRequire(join(process.env.DRIVE_PLAYWRIGHT, "/"))("playwright-core");
 const seen = { steps: [] };
-const LIMIT_MS = 120000;
+const CHECK = process.env.DRIVE_CHECK;
+const LIMIT_MS = CHECK ? 300000 : 120000;
 const folder = process.env.DRIVE_FOLDER;
 const model = join(folder, "model.py");
 
@@ -56,7 +59,11 @@ try {
   const status = page.locator(".statusbar-item", { hasText: "drk" }).first();
   await status.waitFor({ timeout: LIMIT_MS });
   step("status bar");
-  const lens = page.locator(".codelens-decoration a", { hasText: "98 % of GPU time" }).first();
+  if (CHECK) {
+    await palette(page, "drk: Profile This File");
+  }
+  const share = CHECK ? "% of CPU time · find faster kernels" : "98 % of GPU time";
+  const lens = page.locator(".codelens-decoration a", { hasText: share }).first();
   await lens.waitFor({ timeout: LIMIT_MS });
   seen.lens = await lens.textContent();
   step("lens");
@@ -71,6 +78,11 @@ try {
   await until("saved files", () => readFileSync(model, "utf8") !== original && existsSync(join(folder, "model_kernels.py")));
   seen.applied = readFileSync(model, "utf8");
   await until("kernels on disk", () => readFileSync(join(folder, "model_kernels.py"), "utf8").length > 0);
+  if (CHECK) {
+    const done = spawnSync(CHECK, { shell: true, cwd: folder, encoding: "utf8" });
+    seen.check = done.stdout + done.stderr;
+    seen.check_code = done.status;
+  }
   step("applied");
   await openFile(page);
   await palette(page, "drk: Take the Kernels out of This File");

@@ -1,5 +1,6 @@
 """VS Code for real: the packaged extension in a browser-hosted workbench, driven by Chromium. Opt-in.
 
+With DRK_TEST_EDITORS=1 profile, search and the artefact's tests are real too (minutes), as in test_neovim.py.
 Needs DRK_TEST_VSCODE, a folder that holds npm's ``code-server`` and ``playwright-core`` and the extension's
 ``drk.vsix``, and a Chromium (``chromium`` on the path). docs/editors.md says how to make the folder.
 """
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import socket
 import subprocess
@@ -21,6 +23,7 @@ import lsp_parts
 import pytest
 from lsp_wire import SERVER
 
+REAL = os.environ.get("DRK_TEST_EDITORS") == "1"
 TOOLS = os.environ.get("DRK_TEST_VSCODE", "")
 BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
@@ -46,7 +49,7 @@ def workbench(tmp_path: Path) -> Iterator[str]:
         "workbench.startupEditor": "none",
         "files.refactoring.autoSave": True,
     }
-    if os.environ.get("DRK_TEST_EDITORS") == "1":
+    if REAL:
         settings["drk.device"] = "interpret"
     else:
         settings["drk.command"] = [sys.executable, str(script), "win"]
@@ -82,7 +85,9 @@ def test_the_whole_path(workbench: str, tmp_path: Path) -> None:
     file = tmp_path / "project" / "model.py"
     file.parent.mkdir()
     file.write_text(lsp_parts.MODEL)
-    lsp_parts.store_profile(file)
+    if not REAL:
+        lsp_parts.store_profile(file)
+    check = shlex.join([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_model_kernels.py"])
     log = tmp_path / "seen.json"
     environment = {
         **os.environ,
@@ -91,6 +96,7 @@ def test_the_whole_path(workbench: str, tmp_path: Path) -> None:
         "DRIVE_FOLDER": str(file.parent),
         "DRIVE_BROWSER": str(BROWSER),
         "DRIVE_PLAYWRIGHT": TOOLS,
+        **({"DRIVE_CHECK": check} if REAL else {}),
     }
     script = Path(__file__).parent / "drive_vscode.mjs"
     done = subprocess.run(
@@ -100,5 +106,8 @@ def test_the_whole_path(workbench: str, tmp_path: Path) -> None:
     seen = json.loads(log.read_text())
     assert "fault" not in seen, (seen, done.stderr)
     assert seen["steps"] == ["workbench", "status bar", "lens", "suggestion", "applied", "restored"]
-    assert "98 % of GPU time" in seen["lens"]
+    assert ("% of CPU time" if REAL else "98 % of GPU time") in seen["lens"]
     assert "@optimized\nclass Net" in seen["applied"]
+    if REAL:
+        assert seen["check_code"] == 0, seen["check"]
+        assert " passed" in seen["check"]

@@ -46,7 +46,7 @@ async def file_actions(client: LanguageClient, uri: str) -> dict[str, lsp.CodeAc
     start = lsp.Position(line=0, character=0)
     context = lsp.CodeActionContext(diagnostics=[], only=[lsp.CodeActionKind.Source])
     about = lsp.TextDocumentIdentifier(uri=uri)
-    params = lsp.CodeActionParams(text_document=about, range=lsp.Range(start, start), context=context)
+    params = lsp.CodeActionParams(text_document=about, range=lsp.Range(start=start, end=start), context=context)
     found = await client.text_document_code_action_async(params)
     return {str(one.kind): one for one in found or [] if isinstance(one, lsp.CodeAction)}
 
@@ -83,6 +83,13 @@ async def test_profile_diagnostics_and_report(client: LanguageClient, tmp_path: 
     assert "% of CPU time" in found[0].message
     await until(lambda: ends(client))
     assert ends(client) == ["done"]
+
+    at = lsp.Position(line=lines["Net"], character=0)
+    context = lsp.CodeActionContext(diagnostics=[], only=["refactor.rewrite.drk.fuse"])
+    about = lsp.TextDocumentIdentifier(uri=uri)
+    params = lsp.CodeActionParams(text_document=about, range=lsp.Range(start=at, end=at), context=context)
+    (search,) = await client.text_document_code_action_async(params) or []
+    assert search.data["argument"]["target"] == f"{file}:Net"  # type: ignore[union-attr, index]
 
     after = await file_actions(client, uri)
     await pick(client, after["source.drk.openReport"])

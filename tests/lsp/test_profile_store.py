@@ -69,6 +69,18 @@ def test_targets_with_saved_inputs_are_known(project: Path) -> None:
     assert found.saved_targets == {f"{project / 'model.py'}:Net.first"}
 
 
+def test_a_whole_file_s_target_is_named_by_its_class(project: Path) -> None:
+    file = project / "model.py"
+    data = to_json(make_report(file))
+    kind = InputKind("f32[16,32]", 20, "eval", False, task="000")
+    data["modules"][0].update(target=str(file), inputs=[to_json_kind(kind)])
+    store_profile(file).write_text(json.dumps(data))
+    found = ProfileStore().for_file(file)
+    assert found is not None
+    assert {row.place.qualname: row.target for row in found.hotspots}["Net"] == f"{file}:Net"
+    assert f"{file}:Net" not in found.saved_targets  # drk optimize --from-profile does not know it by that name
+
+
 def to_json_kind(kind: InputKind) -> dict[str, object]:
     return {"text": kind.text, "count": kind.count, "mode": kind.mode, "grad": kind.grad, "task": kind.task}
 
