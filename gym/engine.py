@@ -15,7 +15,7 @@ import asyncio
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
@@ -24,7 +24,7 @@ from drk.gym.devices import Gpu, device_facts, list_gpus
 from drk.gym.errors import DeviceError, HostError, TaskError
 from drk.gym.judge import Evaluation
 from drk.gym.kernels import ReferenceProfile, reference_profile
-from drk.gym.measure import PROFILE_RUNS, Measurement, measure_interpreted
+from drk.gym.measure import PROFILE_RUNS, Measurement, measure_interpreted, profile_kernels
 from drk.gym.offline_compile import OfflineCompile
 from drk.gym.reference import ReferenceSession, task_files
 from drk.gym.runner_handle import RunnerHandle
@@ -86,7 +86,10 @@ class Gym:
         self._zygotes: dict[str, asyncio.Task[ZygoteClient]] = {}
         self._retired: list[asyncio.Task[ZygoteClient]] = []
         self._sessions: OrderedDict[str, asyncio.Task[ReferenceSession]] = OrderedDict()
-        self._slots = asyncio.Semaphore(max(self.settings.parallel, 1))
+        parallel = max(self.settings.parallel, 1)
+        self._batch = max(parallel // 2, 1)
+        self._slots = asyncio.Semaphore(parallel)
+        self._in_flight = asyncio.Semaphore(parallel + self._batch if parallel > 1 else 1)
         self._measurement: Measurement | None = None
         self._room = asyncio.Lock()
         self._context_turns = asyncio.Semaphore(CONTEXTS_AT_ONCE)
@@ -242,19 +245,28 @@ class Gym:
             TaskError: the reference itself cannot be judged.
             HostError: the host failed.
         """
-        async with self._slots:
-            return await Evaluation(self, task, candidate).verdict()
+        # Who waits to be timed leaves the slot to the next, whose process and context can be made meanwhile.
+        async with self._in_flight:
+            await self._slots.acquire()
+            with ExitStack() as slot:
+                slot.callback(self._slots.release)
+                return await Evaluation(self, task, candidate, lambda: slot.pop_all().close()).verdict()
+
+    async def profile(self, evaluation: Evaluation, runner: RunnerHandle) -> None:
+        """Add kernels and coverage to a correct candidate's verdict."""
+        await (measure_interpreted if self.gpu is None else profile_kernels)(evaluation, runner)
 
     async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
-        """Add speed, kernels and coverage to a correct candidate's verdict."""
-        if self.gpu is None:
-            await measure_interpreted(evaluation, runner)
-            return
-        await self._measuring().measure(evaluation, runner, session)
+        """Add speed to a correct candidate's verdict."""
+        if self.gpu is not None and self.settings.timing.enabled:
+            evaluation.leave_slot()
+            await self._measuring().measure(evaluation, runner, session)
 
     def _measuring(self) -> Measurement:
         if self._measurement is None:
-            self._measurement = Measurement(self.gpu.uuid if self.gpu is not None else "none", self.settings.timing)
+            self._measurement = Measurement(
+                self.gpu.uuid if self.gpu is not None else "none", self.settings.timing, self._batch
+            )
         return self._measurement
 
     @asynccontextmanager

@@ -72,12 +72,14 @@ class GpuTurns:
     """Turns of one gym's evaluations on its GPU: many share it for correctness, then all that wait are timed in a row.
 
     Timing one candidate whenever it is ready would stop all others each time. Here a timer waits until nobody shares;
-    once timing has begun, newcomers wait until every waiting timer is done. Since a gym bounds what is in flight, both
-    sides make progress. Other processes are kept out by the :class:`GpuLock` that is held meanwhile.
+    once timing has begun, and from ``batch`` waiting timers on, newcomers wait until every waiting timer is done. Since
+    a gym bounds what is in flight, both sides make progress. Other processes are kept out by the :class:`GpuLock` that
+    is held meanwhile.
     """
 
-    def __init__(self, lock: GpuLock) -> None:
+    def __init__(self, lock: GpuLock, batch: int = 8) -> None:
         self.lock = lock
+        self.batch = batch
         self._changed = asyncio.Condition()
         self._sharers = 0
         self._waiting = 0
@@ -88,7 +90,7 @@ class GpuTurns:
     async def sharing(self) -> AsyncIterator[None]:
         """Use the GPU beside others; nobody is timed meanwhile."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._timing)
+            await self._changed.wait_for(lambda: not self._timing and self._waiting < self.batch)
             if self._sharers == 0:
                 await self._hold(self.lock.shared())
             self._sharers += 1
@@ -124,6 +126,11 @@ class GpuTurns:
                 await self._let_go()
                 self._timing = self._waiting > 0
                 self._changed.notify_all()
+
+    @property
+    def waiting(self) -> int:
+        """How many wait to be timed."""
+        return self._waiting
 
     def _busy(self) -> bool:
         return self._held is not None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import contextlib
 import time
+from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from drk.gym.correctness import Trials
@@ -59,8 +60,11 @@ def parse_candidate(source: str) -> None:
 class Evaluation:
     """One candidate's way through the gym."""
 
-    def __init__(self, gym: Gym, task: Task, candidate: Candidate) -> None:
+    def __init__(
+        self, gym: Gym, task: Task, candidate: Candidate, leave_slot: Callable[[], None] = lambda: None
+    ) -> None:
         self.gym = gym
+        self.leave_slot = leave_slot
         self.settings = gym.settings
         self.task = task
         self.candidate = candidate
@@ -122,6 +126,8 @@ class Evaluation:
                 await self._load(runner, session)
                 async with self.gym.sharing():
                     await self._climb(trials, offline)
+                    if self.correct and self.fraud is None:
+                        await self.gym.profile(self, runner)
                 if self.correct and self.fraud is None:
                     await self.gym.measure(self, runner, session)
                 async with self.gym.sharing():

@@ -42,6 +42,8 @@ MAX_DISAGREEMENTS = 20
 LONG_WINDOW_MS = 20.0
 MAX_REPEAT = 5000
 STRAIN_LIMIT = 1.5
+SETTLE_EVERY = 5
+HURRIED = 1.5
 EXCESS_LIMIT = 3.0
 REST_BYTES = 2 * 2**30
 
@@ -76,17 +78,14 @@ def agree(event_ms: float, wall_ms: float) -> bool:
 class Measurement:
     """Timing on one GPU."""
 
-    def __init__(self, uuid: str, timing: Timing) -> None:
+    def __init__(self, uuid: str, timing: Timing, batch: int) -> None:
         self.uuid = uuid
-        self.turns = GpuTurns(GpuLock(uuid))
+        self.turns = GpuTurns(GpuLock(uuid), batch)
         self.timing = timing
         self.random = random.SystemRandom()
 
     async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
         """Time a correct candidate against its baselines; add speed-ups and latencies to the draft."""
-        await profile_kernels(evaluation, runner)
-        if not self.timing.enabled:
-            return
         async with self.turns.alone(), session.lock:
             with evaluation.draft.stage("time"):
                 contest = Contest(self, evaluation, runner, session)
@@ -157,7 +156,7 @@ class Contest:
             done = len(self.times_ms["candidate"])
             if done < self.timing.min_pairs:
                 continue
-            if time.monotonic() > deadline or (done % 10 == 0 and self._settled()):
+            if time.monotonic() > deadline or (done % SETTLE_EVERY == 0 and self._settled()):
                 return
 
     async def note_doubts(self) -> None:
@@ -180,10 +179,10 @@ class Contest:
 
     def _settled(self) -> bool:
         mine = self.times_ms["candidate"]
+        # While others wait for the GPU, a somewhat wider interval must do; the verdict states it.
+        halfwidth = self.timing.target_halfwidth * (HURRIED if self.owner.turns.waiting else 1.0)
         return all(
-            settled(ratio_interval(self.times_ms[name], mine), self.timing.target_halfwidth)
-            for name in self.forms
-            if name != "candidate"
+            settled(ratio_interval(self.times_ms[name], mine), halfwidth) for name in self.forms if name != "candidate"
         )
 
     async def _round(self) -> None:

@@ -90,6 +90,30 @@ async def test_timers_are_alone_and_go_in_a_row(tmp_path: Path) -> None:
     assert log[:first].count("ready") > 1, "timing waits until nobody shares"
 
 
+async def test_enough_waiting_timers_keep_newcomers_out(tmp_path: Path) -> None:
+    turns = GpuTurns(GpuLock("GPU-1", tmp_path), batch=2)
+    log: list[str] = []
+
+    async def timer(name: str) -> None:
+        async with turns.alone():
+            log.append(name)
+
+    async def newcomer() -> None:
+        async with turns.sharing():
+            log.append("newcomer")
+
+    async with turns.sharing():
+        first = asyncio.create_task(timer("first"))
+        await asyncio.sleep(0.01)
+        async with asyncio.timeout(20), turns.sharing():
+            log.append("beside one")
+        others = [asyncio.create_task(timer("second")), asyncio.create_task(newcomer())]
+        await asyncio.sleep(0.01)
+        assert (turns.waiting, log) == (2, ["beside one"])
+    await asyncio.wait_for(asyncio.gather(first, *others), 20)
+    assert log == ["beside one", "first", "second", "newcomer"]
+
+
 async def test_a_failing_holder_lets_go(tmp_path: Path) -> None:
     turns = GpuTurns(GpuLock("GPU-1", tmp_path))
     for turn in (turns.sharing, turns.alone):
