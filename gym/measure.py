@@ -86,6 +86,13 @@ class Measurement:
 
     async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
         """Time a correct candidate against its baselines; add speed-ups and latencies to the draft."""
+        if self.timing.compile_baseline and session.compiled is None:
+            # The compiler's seconds need no GPU to themselves, and are spent once for all candidates.
+            async with self.turns.sharing(), session.lock:
+                if session.compiled is None:
+                    session.compiled = await session.handle.call(
+                        "warm", 2 * evaluation.settings.limits.compile_s, form="compile", key=secrets.randbits(62)
+                    )
         async with self.turns.alone(), session.lock:
             with evaluation.draft.stage("time"):
                 contest = Contest(self, evaluation, runner, session)
@@ -129,8 +136,10 @@ class Contest:
         """Bring every contestant to its steady state and choose how many calls a window holds."""
         limits = self.evaluation.settings.limits
         key = secrets.randbits(62)
-        if self.timing.compile_baseline:
-            answer = await self.session.handle.call("warm", 2 * limits.compile_s, form="compile", key=key)
+        if self.timing.compile_baseline and self.session.compiled is not None:
+            answer = self.session.compiled
+            if answer["ok"]:
+                answer = await self.session.handle.call("warm", limits.compile_s, form="compile", key=key)
             if answer["ok"]:
                 self.forms["compile"] = (self.session.handle, "compile")
             else:
