@@ -14,6 +14,7 @@ from drk.training.config import TrainConfig
 from drk.training.errors import OptionError
 from drk.training.prompting import Prompter, PromptSettings
 from drk.training.rl import load_tasks, step_sizes, task_order
+from drk.training.tasks import TrainingTask
 
 
 def describe_run(config: TrainConfig, *, processes: int = 1) -> dict[str, Any]:
@@ -38,10 +39,12 @@ def describe_run(config: TrainConfig, *, processes: int = 1) -> dict[str, Any]:
     }
     if config.model.init == "tiny":
         return {**facts, "model": "tiny, made at the start of the run", "first_prompt": first[0].task.files["model.py"]}
-    return facts | _model_facts(config, first, samples)
+    return facts | _model_facts(config, tasks, first, samples)
 
 
-def _model_facts(config: TrainConfig, first: list[Any], samples: int) -> dict[str, Any]:
+def _model_facts(
+    config: TrainConfig, tasks: list[TrainingTask], first: list[TrainingTask], samples: int
+) -> dict[str, Any]:
     from drk.training.policy import load_tokenizer
 
     tokenizer = load_tokenizer(config.model.path)
@@ -51,6 +54,7 @@ def _model_facts(config: TrainConfig, first: list[Any], samples: int) -> dict[st
             config.prompt.templates, config.prompt.policy, config.model.context_tokens, config.rollout.max_new_tokens
         ),
     )
+    prompter.check([task.task for task in tasks])
     lengths = [len(prompter.prompt_ids(task.task)) for task in first]
     parameters, vocabulary = model_sizes(config.model.path)
     rows, tokens = samples * config.rollout.turns, config.rollout.max_new_tokens

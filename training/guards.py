@@ -16,6 +16,7 @@ from transformers import TrainerCallback
 from drk.training.config import TrainConfig
 from drk.training.errors import NotFiniteError
 from drk.training.live_table import Report
+from drk.training.model_facts import write_model_facts
 from drk.training.run_folder import RunFolder, append_line
 
 
@@ -75,8 +76,9 @@ class CheckpointGuard(TrainerCallback):  # type: ignore[misc]
             self._folder.need_space(sum(sizes), self._config.run.min_free_gb)
 
     def on_save(self, args: Any, state: Any, control: Any, **_: Any) -> None:  # noqa: ARG002
-        """Mark what was saved."""
+        """Say how the model wants to be asked, and mark what was saved."""
         if state.is_world_process_zero:
+            write_model_facts(self._folder.checkpoints / f"checkpoint-{state.global_step}", self._config)
             self._folder.mark_complete(state.global_step, self._config)
 
 

@@ -101,6 +101,25 @@ class Prompter:
             raise PromptTooLong(f"{task.name}: the prompt takes {len(ids)} tokens, and only {room} are there for it")
         return ids
 
+    def check(self, tasks: Sequence[Task]) -> None:
+        """Look at every task's first prompt, before a run begins rather than in its middle.
+
+        Raises:
+            PromptTooLong: which tasks leave no room for an answer.
+        """
+        found, why = [], None
+        for task in tasks:
+            try:
+                self.prompt_ids(task)
+            except PromptTooLong as error:
+                found.append(task.name)
+                why = why or error
+        if why is not None:
+            raise PromptTooLong(
+                f"{len(found)} of {len(tasks)} tasks leave no room to answer: {', '.join(found[:5])} ({why.message})",
+                help="leave them out, raise model.context_tokens, or use prompt.templates = 'bare'",
+            )
+
     def _count(self, text: str) -> int:
         return len(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 

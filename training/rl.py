@@ -280,6 +280,7 @@ def _train(
             config.prompt.templates, config.prompt.policy, config.model.context_tokens, config.rollout.max_new_tokens
         ),
     )
+    prompter.check(tasks)
     order = task_order(len(tasks), config.run.steps * config.rollout.prompts_per_step, config.run.seed)
     rows = datasets.Dataset.from_list([{"prompt": tasks[i].name, "task_index": i} for i in order])
     trainer: Any = None

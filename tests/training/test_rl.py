@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -17,6 +18,8 @@ pytest.importorskip("trl", reason="needs the train extra")
 
 from safetensors.torch import load_file
 
+from drk.assistant.proposers import ProposeContext, is_model, make_proposer, opened
+from drk.gym.devices import device_facts
 from drk.training.config import load_config
 from drk.training.rl import Trained, load_tasks, step_sizes, task_order, train_rl
 from drk.training.training_report import CHARTS
@@ -78,9 +81,20 @@ def test_nano_cpu_trains_and_a_resumed_run_equals_the_uninterrupted_one(tmp_path
     assert {"correct/turn_1", "correct/best", "reward/turn_1", "hack_rate/best"} <= set(validated)
     assert metrics(tmp_path / "cut", "validation.jsonl") == [validated]
     check_names(reported[-1])
+    asyncio.run(check_proposer(whole.folder / "checkpoints" / "checkpoint-4"))
+    assert (whole.final / "drk_model.json").is_file()
     turns = [json.loads(line) for line in (tmp_path / "whole" / "turns.0.jsonl").read_text().splitlines()]
     assert {turn["step"] for turn in turns} == {1, 2, 3, 4}
     assert {"accepted", "failed"} <= {turn["status"] for turn in turns}
+
+
+async def check_proposer(folder: Path) -> None:
+    """Ask what was saved as ``drk optimize --model FOLDER`` does: with the prompts of training, in its context."""
+    assert is_model(str(folder))
+    task = load_tasks(load_config("nano-cpu"))[0].task
+    async with opened(make_proposer(str(folder))) as proposer:
+        found = await proposer.propose(ProposeContext(task, None, device_facts("sm_90"), limit=1))
+    assert len(found) == 1
 
 
 def check_names(step: dict[str, float]) -> None:
@@ -101,6 +115,8 @@ from pathlib import Path
 import datasets, transformers
 sys.path.insert(0, sys.argv[2])
 from policy_parts import MadeUp, make_tasks
+from drk.assistant.proposers import ProposeContext, is_model, make_proposer, opened
+from drk.gym.devices import device_facts
 from drk.training.config import load_config
 from drk.training.rl import trainer_arguments
 from drk.training.run_folder import RunFolder

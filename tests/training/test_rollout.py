@@ -144,6 +144,16 @@ async def test_a_task_that_never_fits_is_refused(tokenizer: Any) -> None:
         await make(tokenizer, Backend(), Judge(), context_tokens=8).collect(items("a"), seed=0)
 
 
+def test_tasks_that_do_not_fit_are_named_before_the_run(tokenizer: Any) -> None:
+    prompter = Prompter(tokenizer, PromptSettings("bare", "append-all", 200, 4))
+    short = items("a")[0].task
+    long = Task("b", {"model.py": "class Model: pass\n" * 60}, "model.py", "Model")
+    prompter.check([short, short])
+    with pytest.raises(PromptTooLong, match="1 of 2 tasks leave no room to answer: b") as caught:
+        prompter.check([short, long])
+    assert "leave them out" in caught.value.help
+
+
 async def test_no_more_trajectories_run_than_slots(tokenizer: Any) -> None:
     judge = Judge()
     await make(tokenizer, Backend(), judge, concurrency=3).collect(items(*"abcdefgh"), seed=0)
