@@ -32,13 +32,16 @@ class Interpreter:
             [sys.executable, str(WORKER)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment
         )
 
-    def run(self, source, state, calls):
-        """Outputs (list of tensors) of each call, or AssertionError with the worker's traceback."""
+    def run(self, source, state, calls, *, gradients=False):
+        """Outputs (list of tensors) of each call, or AssertionError with the worker's traceback.
+
+        With ``gradients``: results and gradients by name, in train mode.
+        """
         folder = self.root / f"case{self.count}"
         self.count += 1
         folder.mkdir()
         (folder / "candidate.py").write_text(source)
-        torch.save({"state": state, "calls": calls}, folder / "request.pt")
+        torch.save({"state": state, "calls": calls, "gradients": gradients}, folder / "request.pt")
         self.process.stdin.write(f"{folder}\n")
         self.process.stdin.flush()
         answer = self.process.stdout.readline().strip()
