@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +12,8 @@ from typing import Any
 import lsp_wire
 import pytest
 from lsp_wire import WireClient
+
+from drk.lsp.jobs import OWN_COMMAND
 
 MODEL = """import torch
 from torch import nn
@@ -69,6 +73,33 @@ async def test_search_apply_test_and_restore(project: Path, monkeypatch: pytest.
         assert file.read_text() == MODEL
         assert not (project / "model_kernels.py").exists()
         assert (await client.command("drk.status", uri=uri))["torch_imported"] is False
+        assert await client.stop() == 0
+    finally:
+        await client.close()
+
+
+@pytest.mark.long
+async def test_a_killed_search_is_gone_on_with(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lsp_wire, "WAIT_S", 280.0)
+    file, pid = project / "model.py", project.parent / "search.pid"
+    file.write_text(MODEL)
+    client = await WireClient.start()
+    try:
+        client.settings = {
+            "command": ["sh", "-c", 'echo $$ > "$0"; exec "$@"', str(pid), *OWN_COMMAND],
+            "device": "interpret",
+            "optimizeArgs": ["--turns", "1", "--samples", "1", "--seeds", "2"],
+        }
+        await client.initialize(project)
+        uri = client.open(file)
+        await client.command("drk.optimize", uri=uri, target="Net")
+        await client.reported("turn 1/1")
+        os.kill(int(pid.read_text()), signal.SIGKILL)
+        assert "was killed" in await client.message("go on where it stopped")
+        (action,) = await client.actions(uri, 5, only=["refactor.rewrite.drk.resume"])
+        assert await client.command("drk.resume", **action["data"]["argument"])
+        assert "logic checked, speed not measured" in await client.message("apply it")
+        assert len(list((project / ".drk" / "runs").glob("2*"))) == 1
         assert await client.stop() == 0
     finally:
         await client.close()
