@@ -16,8 +16,12 @@ from __future__ import annotations
 import contextlib
 import gc
 import operator
+import os
+import subprocess
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import triton
@@ -258,3 +262,36 @@ def warm_cache_key() -> None:
     key = getattr(triton.runtime.cache, "triton_key", None) or getattr(triton.compiler.compiler, "triton_key", None)
     if callable(key):
         key()
+
+
+def driver_cache_files() -> dict[str, bytes]:
+    """Compile Triton's C helper for CUDA once, and return it as files of a Triton cache: path below it, content.
+
+    Each process with a cache of its own would else call the C compiler at its first launch (some 0.4 s). Nothing is
+    returned where there is no CUDA driver or no compiler: the first launch then says what is missing.
+    """
+    try:
+        from triton.backends.nvidia.driver import CudaUtils
+    except ImportError:
+        return {}
+    with tempfile.TemporaryDirectory(prefix="drk-triton-") as folder, environment_value("TRITON_CACHE_DIR", folder):
+        try:
+            CudaUtils()
+        except (AssertionError, ImportError, OSError, RuntimeError, subprocess.SubprocessError):
+            return {}
+        found = [path for path in Path(folder).rglob("*") if path.is_file() and path.suffix != ".lock"]
+        return {str(path.relative_to(folder)): path.read_bytes() for path in found}
+
+
+@contextlib.contextmanager
+def environment_value(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable for the length of a block."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before

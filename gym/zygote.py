@@ -31,8 +31,9 @@ _WORKER_FDS = 3
 class Zygote:
     """The fork server's loop."""
 
-    def __init__(self, mode: str, control: socket.socket, layers: Layers) -> None:
+    def __init__(self, mode: str, control: socket.socket, layers: Layers, cache_files: dict[str, bytes]) -> None:
         self.mode = mode
+        self.cache_files = cache_files
         self.layers = layers
         self.control = Channel(control)
         self.children: dict[int, int] = {}
@@ -106,7 +107,9 @@ class Zygote:
             self.control.sock.close()
             os.close(self.wake_read)
             os.close(self.wake_write)
-            code = run(self.mode, request, self.layers, sock_fd=fds[0], arena_fd=fds[1], log_fd=fds[2])
+            code = run(
+                self.mode, request, self.layers, self.cache_files, sock_fd=fds[0], arena_fd=fds[1], log_fd=fds[2]
+            )
         except BaseException:  # noqa: BLE001 - a fault of ours; the Judge shows the end of it
             traceback.print_exc()
         finally:
@@ -126,17 +129,18 @@ def _thread_count() -> int:
     return sum(1 for _ in Path("/proc/self/task").iterdir())
 
 
-def preload(mode: str) -> None:
-    """Import what Runners need, so that forks share it; run nothing."""
+def preload(mode: str) -> dict[str, bytes]:
+    """Import what Runners need, so that forks share it; run nothing. Return the files that their caches begin with."""
     import torch
     import triton
 
     from drk.gym.runner import entry
-    from drk.gym.triton_adapter import warm_cache_key
+    from drk.gym.triton_adapter import driver_cache_files, warm_cache_key
 
     assert torch.__version__ and triton.__version__ and entry
     if mode != "interpret":
         warm_cache_key()
+    return driver_cache_files() if mode == "gpu" else {}
 
 
 def main() -> None:
@@ -152,10 +156,10 @@ def main() -> None:
         return
     protect_process()
     adopt_orphans()
-    preload(mode)
+    cache_files = preload(mode)
     gc.collect()
     gc.freeze()
-    Zygote(mode, control, layers).serve()
+    Zygote(mode, control, layers, cache_files).serve()
 
 
 if __name__ == "__main__":

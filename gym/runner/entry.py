@@ -28,8 +28,20 @@ from drk.gym.triton_adapter import describe_error
 MAX_MESSAGE = 4000
 
 
-def run(mode: str, request: dict[str, Any], layers: Layers, *, sock_fd: int, arena_fd: int, log_fd: int) -> int:
-    """Turn this process into a Runner; return its exit code when the Judge says ``exit``."""
+def run(
+    mode: str,
+    request: dict[str, Any],
+    layers: Layers,
+    cache_files: dict[str, bytes],
+    *,
+    sock_fd: int,
+    arena_fd: int,
+    log_fd: int,
+) -> int:
+    """Turn this process into a Runner; return its exit code when the Judge says ``exit``.
+
+    ``cache_files`` are what its Triton cache, which is its own, begins with.
+    """
     os.dup2(log_fd, 1)
     os.dup2(log_fd, 2)
     policy = Policy(**_policy(request["policy"], (sock_fd, arena_fd)))
@@ -37,6 +49,7 @@ def run(mode: str, request: dict[str, Any], layers: Layers, *, sock_fd: int, are
     try:
         enter(policy, layers)
         os.chdir(policy.scratch)
+        fill_cache(Path(os.environ["TRITON_CACHE_DIR"]), cache_files)
         session = Session(mode, request["role"], policy.scratch, arena_fd)
         prepare_mode(mode, session, request)
     except (GymError, OSError, RuntimeError) as error:
@@ -45,6 +58,14 @@ def run(mode: str, request: dict[str, Any], layers: Layers, *, sock_fd: int, are
     channel.send({"ok": True, "pid": os.getpid()})
     serve(channel, session)
     return 0
+
+
+def fill_cache(folder: Path, files: dict[str, bytes]) -> None:
+    """Write files below ``folder``."""
+    for name, data in files.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
 
 
 def _policy(data: dict[str, Any], keep: tuple[int, ...]) -> dict[str, Any]:

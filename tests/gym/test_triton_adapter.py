@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import importlib.util
+import os
+import re
+import shutil
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -225,3 +230,33 @@ def test_the_line_is_the_innermost_in_the_files_asked_about(tmp_path):
         scope["outer"]()
     assert triton_adapter.describe_error(caught.value, frozenset({str(path)})).line == 2
     assert triton_adapter.describe_error(caught.value).line is None
+
+
+CACHED_DRIVER = """
+import os, sys
+from pathlib import Path
+from drk.gym.runner.entry import fill_cache
+from drk.gym.triton_adapter import driver_cache_files
+from triton.backends.nvidia.driver import CudaUtils
+
+files = driver_cache_files()
+assert any("cuda_utils" in name for name in files), files
+os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
+os.environ["CC"] = "/bin/false"
+fill_cache(Path(sys.argv[1]), files)
+CudaUtils()
+"""
+
+
+def test_the_drivers_helper_is_compiled_once_for_all_caches(tmp_path):
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    source = (Path(triton.__file__).parent / "backends" / "nvidia" / "driver.c").read_text()
+    names = sorted(set(re.findall(r"\b(cu[A-Z]\w+)\(", source)))
+    (tmp_path / "stub.c").write_text("".join(f"int {name}(void) {{ return 1; }}\n" for name in names))
+    build = [compiler, "-shared", "-fPIC", "-o", str(tmp_path / "libcuda.so.1"), str(tmp_path / "stub.c")]
+    subprocess.run(build, check=True)
+    libraries = {"TRITON_LIBCUDA_PATH": str(tmp_path), "LD_LIBRARY_PATH": str(tmp_path)}
+    command = [sys.executable, "-c", CACHED_DRIVER, str(tmp_path / "cache")]
+    subprocess.run(command, check=True, env={**os.environ, **libraries}, timeout=120)
