@@ -39,7 +39,7 @@ class ProposeContext:
 
     ``turn`` is the step to propose for (0: one after the history's last); ``folder`` the run's, where a proposer may
     keep a journal of its own; ``hotspots`` the reference's measured kernels (null where nobody asked for them);
-    ``hints`` what the user suggests.
+    ``hints`` what the user suggests; ``on_gpu`` whether candidates are judged on a GPU.
     """
 
     task: Task
@@ -51,6 +51,7 @@ class ProposeContext:
     folder: Path | None = None
     hotspots: Hotspots | None = None
     hints: tuple[str, ...] = ()
+    on_gpu: bool = False
 
     @property
     def seen(self) -> frozenset[str]:
@@ -86,7 +87,12 @@ class BuiltinProposer:
         compiler, graph = FusionCompiler(), context.graph
         limit = context.limit + len(context.history)
         found = await asyncio.to_thread(
-            compiler.propose, graph, hardware=context.hardware, history=context.history, limit=limit
+            compiler.propose,
+            graph,
+            hardware=context.hardware,
+            history=context.history,
+            limit=limit,
+            graphs=context.on_gpu and not context.task.autocast,
         )
         return [one for one in found if candidate_id(one) not in context.seen][: context.limit]
 

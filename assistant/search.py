@@ -190,6 +190,7 @@ class Search:
             folder=self._run.folder,
             hotspots=self._advice.hotspots,
             hints=self._advice.hints,
+            on_gpu=self._on_gpu,
         )
         try:
             return await self._before_stop(self._proposer.propose(context))

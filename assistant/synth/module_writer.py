@@ -7,6 +7,9 @@ depends on torch and triton only.
 New values of buffers are copied into them at the end of forward, as ``torch.export`` states them. Large tensors that no
 ``state_dict`` holds (buffers that are not saved, tensors in plain attributes) are taken over by ``from_reference``.
 
+With ``graphed`` what forward did is ``launch``, which takes all tensors flat, and forward calls it through a CUDA graph
+(:mod:`drk.assistant.synth.graphed`).
+
 Left out: large tensors that forward makes itself from Python values, and outputs or inputs in forms that the graph
 cannot state; :func:`write_module` raises for them.
 """
@@ -19,6 +22,7 @@ from typing import Any
 
 from drk.assistant.synth.body import KernelText, indent
 from drk.assistant.synth.device_math import FUNCTIONS, closure
+from drk.assistant.synth.graphed import ATTRIBUTE, IMPORTS, METHOD, graphed_calls
 from drk.assistant.synth.size_constants import size_constants
 from drk.assistant.synth.torch_source import torch_call
 from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State
@@ -37,26 +41,34 @@ class Step:
 
 
 def write_module(
-    graph: Graph, steps: Sequence[Step], names: Mapping[str, str], summary: str, *, exact_shapes: bool = False
+    graph: Graph,
+    steps: Sequence[Step],
+    names: Mapping[str, str],
+    summary: str,
+    *,
+    exact_shapes: bool = False,
+    graphed: bool = False,
 ) -> str:
     """Return the source of the candidate; with ``exact_shapes`` it refuses inputs of other shapes than the captured.
+
+    ``graphed``: its kernels are replayed by a CUDA graph; whether that may be is for the caller to know.
 
     Raises:
         UnsupportedGraph: see the module's docstring.
     """
     kernels = [step.kernel for step in steps if step.kernel is not None]
-    forward = _forward(graph, steps, names, exact_shapes=exact_shapes)
+    forward = _forward(graph, steps, names, exact_shapes=exact_shapes, graphed=graphed)
     texts = [kernel.kernel for kernel in kernels]
     functions = closure(texts)
-    head = [f'"""{summary}"""', "", "import torch"]
+    head = [f'"""{summary}"""', "", *(IMPORTS if graphed else ()), "import torch"]
     head += ["import torch.nn.functional as F"] if any("= F." in text for text in [forward, *texts]) else []
     head += ["import triton", "import triton.language as tl", ""]
     parts = ["\n".join(head)]
     parts += [FUNCTIONS[name].strip() + "\n" for name in functions]
     for kernel in kernels:
         parts += [kernel.kernel.rstrip() + "\n", kernel.launcher.rstrip() + "\n"]
-    parts.append(_declare_source())
-    parts.append(f"{_class_head(kernels)}\n{_init(graph)}\n{_from_reference(graph)}{forward}")
+    parts += [_declare_source(), *([graphed_calls()] if graphed else [])]
+    parts.append(f"{_class_head(kernels)}\n{_init(graph, graphed=graphed)}\n{_from_reference(graph)}{forward}")
     return "\n\n".join(parts).rstrip() + "\n"
 
 
@@ -86,7 +98,7 @@ def _declare_source() -> str:
 # --- __init__ ------------------------------------------------------------------------------------------------
 
 
-def _init(graph: Graph) -> str:
+def _init(graph: Graph, *, graphed: bool) -> str:
     lines = ["super().__init__()"]
     formats = _memory_formats(graph)
     lines += [_declaration(entry, formats.get(entry.key, "")) for entry in graph.state]
@@ -97,6 +109,7 @@ def _init(graph: Graph) -> str:
                 continue
             value = f"torch.tensor({_nested(item.value)}, dtype=torch.{item.meta.dtype})"
             lines.append(f'self.register_buffer("constant_{item.name}", {value}, persistent=False)')
+    lines += [f"self.{ATTRIBUTE} = GraphedCalls()"] if graphed else []
     return f"    def __init__(self, *args, **kwargs) -> None:\n{indent(lines, 8)}\n"
 
 
@@ -173,22 +186,37 @@ def attribute(path: str, text: str = "self") -> str:
 # --- forward -------------------------------------------------------------------------------------------------
 
 
-def _forward(graph: Graph, steps: Sequence[Step], names: Mapping[str, str], *, exact_shapes: bool) -> str:
-    metas = graph.metas()
-    used = {name for step in steps for node in step.nodes for name in node.inputs()}
-    lines = [line for parameter in graph.signature for line in _checks(parameter)]
+def _forward(
+    graph: Graph, steps: Sequence[Step], names: Mapping[str, str], *, exact_shapes: bool, graphed: bool
+) -> str:
     tensors = [item for item in graph.placeholders if item.kind == "input"]
+    checks = [line for parameter in graph.signature for line in _checks(parameter)]
     if exact_shapes:
-        lines += [line for item in tensors for line in _shape_check(item)]
+        checks += [line for item in tensors for line in _shape_check(item)]
+    head = f"    def forward(self{_parameters(graph.signature)}):\n"
+    if graphed:
+        call = f"return self.{ATTRIBUTE}(self, {', '.join(item.path for item in tensors)})"
+        inputs = ", ".join(names[item.name] for item in tensors)
+        launch = f"    def {METHOD}(self, {inputs}):\n{indent(_body(graph, steps, names), 8)}\n"
+        return f"{head}{indent([*checks, call], 8)}\n\n{launch}"
+    used = {name for step in steps for node in step.nodes for name in node.inputs()}
     for item in tensors:
         if item.path != names[item.name] and item.name in used:
-            lines.append(f"{names[item.name]} = {item.path}")
+            checks.append(f"{names[item.name]} = {item.path}")
+    return f"{head}{indent([*checks, *_body(graph, steps, names)], 8)}\n"
+
+
+def _body(graph: Graph, steps: Sequence[Step], names: Mapping[str, str]) -> list[str]:
+    """Launches and torch operators in graph order, new values of buffers, and the result."""
+    metas = graph.metas()
     table = dict(names)
     for item in graph.placeholders:
         if item.kind != "input":
             table[item.name] = _placeholder_text(item)
     sizes = size_constants(graph)
+    tensors = [item for item in graph.placeholders if item.kind == "input"]
     device = f"{table[tensors[0].name]}.device" if tensors else '"cuda"'
+    lines: list[str] = []
     for step in steps:
         if step.kernel is None:
             node = step.nodes[0]
@@ -198,8 +226,7 @@ def _forward(graph: Graph, steps: Sequence[Step], names: Mapping[str, str], *, e
         arguments = ", ".join(table[name] for name in step.kernel.inputs)
         lines.append(f"{results} = {step.kernel.name}({arguments})")
     lines += [f"{attribute(key)}.copy_({table[name]})" for key, name in graph.mutations.items()]
-    lines.append(f"return {_structure(graph.output, table)}")
-    return f"    def forward(self{_parameters(graph.signature)}):\n{indent(lines, 8)}\n"
+    return [*lines, f"return {_structure(graph.output, table)}"]
 
 
 def _placeholder_text(item: Placeholder) -> str:

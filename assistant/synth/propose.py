@@ -6,6 +6,9 @@ the preference cannot know the loop measures. With verdicts in ``history`` candi
 further variants leave out what the faulty line belongs to; where one was wrong at a shape that the task does not show
 (a number in it was a size, and could not be told from another), further ones refuse other shapes.
 
+Where the caller can measure on a GPU, modules that are bound by launches get variants in a CUDA graph as well
+(:mod:`drk.assistant.synth.graphed_choice`).
+
 Left out: shapes beyond the captured one; the emitted code itself reads sizes at run time.
 """
 
@@ -13,7 +16,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -21,6 +24,8 @@ from drk.assistant.synth.algebra import thin_products
 from drk.assistant.synth.attention import write_attention
 from drk.assistant.synth.backward_sums import write_sums
 from drk.assistant.synth.body import KernelText
+from drk.assistant.synth.graphed import NOTE, why_not_graphed
+from drk.assistant.synth.graphed_choice import with_graphs, without_docstring
 from drk.assistant.synth.layouts import channels_last, is_convolution, without_conv_bias
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
@@ -36,6 +41,7 @@ from drk.assistant.synth.split_reduction import write_split
 from drk.assistant.synth.tiles import Tile, ranked_tiles
 from drk.assistant.synth.windows import window_of
 from drk.gym.graph import Graph
+from drk.gym.graph_cost import VIEWS
 from drk.gym.schema import Candidate
 
 
@@ -52,13 +58,29 @@ class Variant:
 
 
 @dataclass(frozen=True)
+class Written:
+    """What a module was written from: the graph as captured and as rewritten, forward's steps, names of values."""
+
+    captured: Graph
+    graph: Graph
+    steps: tuple[Step, ...]
+    names: Mapping[str, str]
+    variant: Variant
+
+
+@dataclass(frozen=True)
 class Compiled:
-    """A variant's source with the kernels in it, and a note that says how it was made."""
+    """A variant's source with the kernels in it, and a note that says how it was made.
+
+    ``written`` holds what the source was written from; ``launches`` counts kernels and operators that one call starts.
+    """
 
     source: str
     kernels: tuple[KernelText, ...]
     regions: tuple[Region, ...]
     note: str = ""
+    launches: int = 0
+    written: Written | None = None
 
 
 def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132) -> Compiled:
@@ -82,9 +104,21 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
         raise UnsupportedGraph("no operators that a kernel could take together")
     steps = write_steps(rewritten, regions, names, NameTable(names.values()), variant, multiprocessors=multiprocessors)
     kernels = tuple(step.kernel for step in steps if step.kernel is not None)
-    summary = _summary(kernels, variant)
-    source = write_module(rewritten, steps, names, summary, exact_shapes=variant.exact_shapes)
-    return Compiled(source, kernels, tuple(regions), variant.note)
+    source = write_module(rewritten, steps, names, _summary(kernels, variant), exact_shapes=variant.exact_shapes)
+    launches = sum(step.kernel is not None or step.nodes[0].bare_op not in VIEWS for step in steps)
+    written = Written(graph, rewritten, tuple(steps), names, variant)
+    return Compiled(source, kernels, tuple(regions), variant.note, launches, written)
+
+
+def in_cuda_graph(compiled: Compiled) -> Compiled | None:
+    """Return the same kernels replayed by a CUDA graph, or None where there can be none."""
+    made = compiled.written
+    if made is None or why_not_graphed(made.captured, made.graph):
+        return None
+    variant = replace(made.variant, note=f"{compiled.note}, {NOTE}")
+    summary, exact = _summary(compiled.kernels, variant), variant.exact_shapes
+    source = write_module(made.graph, made.steps, made.names, summary, exact_shapes=exact, graphed=True)
+    return replace(compiled, source=source, note=variant.note)
 
 
 def write_steps(
@@ -203,27 +237,33 @@ class BuiltinProposer:
     name = "builtin"
 
     def propose(
-        self, graph: Graph, *, hardware: Any = None, history: Sequence[Any] = (), limit: int = 8
+        self,
+        graph: Graph,
+        *,
+        hardware: Any = None,
+        history: Sequence[Any] = (),
+        limit: int = 8,
+        graphs: bool = False,
     ) -> list[Candidate]:
         """Return up to ``limit`` candidates, most promising first; those already in ``history`` are left out.
 
         ``hardware`` may be a mapping or object with ``sm_count``; ``history`` holds turns with ``candidate``
-        and ``verdict``. An empty list means that nothing (more) can be proposed.
+        and ``verdict``; ``graphs`` lets modules that are bound by launches have CUDA graphs, which only a GPU can
+        judge. An empty list means that nothing (more) can be proposed.
         """
         multiprocessors = _fact(hardware, "sm_count", 132)
-        tried = {_code(turn.candidate.source) for turn in history if getattr(turn, "candidate", None) is not None}
+        tried = {
+            without_docstring(turn.candidate.source) for turn in history if getattr(turn, "candidate", None) is not None
+        }
         found: list[Candidate] = []
         blamed = blamed_nodes(graph, history, multiprocessors)
         again = (
             [replace(item, rules=replace(item.rules, excluded=blamed)) for item in variants(graph)] if blamed else []
         )
         first = [replace(item, exact_shapes=True) for item in variants(graph)] if wrong_elsewhere(history) else []
-        for variant in [*first, *variants(graph), *again]:
-            try:
-                compiled = compile_graph(graph, variant, multiprocessors=multiprocessors)
-            except UnsupportedGraph:
-                continue
-            code = _code(compiled.source)
+        plain = Forms(graph, [*first, *variants(graph), *again], multiprocessors)
+        for compiled in with_graphs(plain, in_cuda_graph, graph, history, hardware) if graphs else plain:
+            code = without_docstring(compiled.source)
             if code in tried:
                 continue
             tried.add(code)
@@ -231,6 +271,31 @@ class BuiltinProposer:
             if len(found) >= limit:
                 break
         return found
+
+
+class Forms:
+    """What variants of one graph compile to, those that do; each is compiled when it is first asked for, and once."""
+
+    def __init__(self, graph: Graph, variants: Sequence[Variant], multiprocessors: int) -> None:
+        self._graph = graph
+        self._variants = variants
+        self._multiprocessors = multiprocessors
+        self._made: list[Compiled | None] = []
+
+    def __iter__(self) -> Iterator[Compiled]:
+        """Yield the compiled variants in order."""
+        for place, variant in enumerate(self._variants):
+            if place == len(self._made):
+                self._made.append(self._compiled(variant))
+            made = self._made[place]
+            if made is not None:
+                yield made
+
+    def _compiled(self, variant: Variant) -> Compiled | None:
+        try:
+            return compile_graph(self._graph, variant, multiprocessors=self._multiprocessors)
+        except UnsupportedGraph:
+            return None
 
 
 def wrong_elsewhere(history: Sequence[Any]) -> bool:
@@ -247,12 +312,8 @@ def blamed_nodes(graph: Graph, history: Sequence[Any], multiprocessors: int = 13
         if error is None or error.line is None:
             continue
         kernel = _kernel_at(turn.candidate.source, error.line)
-        for variant in variants(graph):
-            try:
-                compiled = compile_graph(graph, variant, multiprocessors=multiprocessors)
-            except UnsupportedGraph:
-                continue
-            if _code(compiled.source) == _code(turn.candidate.source):
+        for compiled in Forms(graph, variants(graph), multiprocessors):
+            if without_docstring(compiled.source) == without_docstring(turn.candidate.source):
                 outputs = {name for item in compiled.kernels if item.name == kernel for name in item.outputs}
                 blamed |= {name for region in compiled.regions if region.names & outputs for name in region.names}
                 break
@@ -265,11 +326,6 @@ def _kernel_at(source: str, line: int) -> str:
         if above.startswith("def "):
             return re.sub(r"(_pass\d+)?(_kernel)?$", "", above[4:].split("(")[0])
     return ""
-
-
-def _code(source: str) -> str:
-    """The source without its module docstring, which says how a variant was chosen."""
-    return source.split('"""', 2)[-1]
 
 
 def _fact(hardware: Any, name: str, default: int) -> int:

@@ -1,0 +1,116 @@
+"""What a candidate in a CUDA graph holds beside its kernels: real code, copied as text.
+
+Everything below the marker line goes into the emitted file (:mod:`drk.assistant.synth.graphed`); it needs torch only.
+It is a module of its own so that type checker, linter and tests see it.
+
+What is promised: a result never shares memory with an earlier one, with the inputs or with the graph; new values of
+inputs and weights are always seen; whatever cannot be recorded runs as it would without a graph.
+
+Left out: settings that are read while kernels are started (TF32 for library products, determinism) stay as they were
+when a call was recorded; calls from several threads on one stream wait for one another.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+from typing import Any
+
+import torch
+
+
+# --- drk graphed ------------------------------------------------------------------------------------------------
+class GraphedCalls:
+    """Starts all kernels of a module's ``launch`` at once, as one CUDA graph for each kind of call.
+
+    Calls are of one kind when stream, input shapes, strides and dtypes and the addresses of all weights are the same.
+    The first one is recorded. Later ones copy their inputs to where the recorded ones lie, replay the graph, and return
+    copies of its results. ``launch`` itself runs where there is no GPU or gradients are needed, under autocast, tracing
+    or another capture, where recording failed, and for every kind after the first ``limit``.
+    """
+
+    def __init__(self, limit: int = 8) -> None:
+        self.limit = limit
+        self.recorded: dict[Any, Any] = {}  # kind of call: graph, its inputs, its results; or None where that failed
+        self.pools: dict[Any, Any] = {}  # stream: memory that its graphs share, and the stream that records them
+        self.weights: list[tuple[Any, str]] | None = None  # the dictionaries that hold weights, with their keys
+        self.lock = threading.Lock()
+        self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+
+    def __reduce__(self) -> Any:
+        return GraphedCalls, (self.limit,)  # a copy of the module has other weights, so it records its own
+
+    def __call__(self, module: Any, *inputs: Any) -> Any:
+        """Return what ``module.launch(*inputs)`` would."""
+        if not self.allowed(module, inputs):
+            return module.launch(*inputs)
+        kind = self.kind(inputs)
+        with self.lock:
+            if kind not in self.recorded and len(self.recorded) < self.limit:
+                self.recorded[kind] = self.record(module, inputs)
+            recording = self.recorded.get(kind)
+            if recording is not None:
+                graph, held, results = recording
+                torch._foreach_copy_(held, inputs)
+                graph.replay()
+                return self.copied(results)
+        return module.launch(*inputs)
+
+    def allowed(self, module: Any, inputs: Any) -> bool:
+        """Say whether this call may come from a graph."""
+        if self.interpreted or torch.compiler.is_compiling() or torch.is_autocast_enabled("cuda"):
+            return False
+        if not all(one.is_cuda for one in inputs) or torch.cuda.is_current_stream_capturing():
+            return False
+        if self.weights is None:
+            holders = [holder for part in module.modules() for holder in (part._parameters, part._buffers)]
+            self.weights = [(holder, key) for holder in holders for key, one in holder.items() if one is not None]
+        if not torch.is_grad_enabled():
+            return True
+        return not any(one.requires_grad for one in (*inputs, *(holder[key] for holder, key in self.weights)))
+
+    def kind(self, inputs: Any) -> tuple[Any, ...]:
+        """Return what has to be as it was when a call was recorded. A graph reads weights by their addresses."""
+        device = torch.cuda.current_device()
+        found: list[Any] = [device, torch._C._cuda_getCurrentRawStream(device)]
+        for one in inputs:
+            found += (one.get_device(), one.shape, one.stride(), one.dtype)
+        for holder, key in self.weights or ():
+            found += (holder[key].data_ptr(), holder[key].dtype)
+        return tuple(found)
+
+    def record(self, module: Any, inputs: Any) -> Any:
+        """Record one call; return the graph, its inputs and its results, or None where it cannot be recorded."""
+        home, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        with torch.inference_mode(False), torch.no_grad():
+            held = [torch.empty_like(one) for one in inputs]
+            side.wait_stream(home)
+            try:
+                with torch.cuda.stream(side):
+                    torch._foreach_copy_(held, inputs)
+                    for _ in range(3):  # compiles kernels and loads libraries, which a capture does not allow
+                        module.launch(*held)
+                    graph = torch.cuda.CUDAGraph()
+                    if home not in self.pools:
+                        self.pools[home] = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+                    pool, stream = self.pools[home]
+                    with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
+                        results = module.launch(*held)
+            except RuntimeError as error:
+                logging.getLogger(__name__).warning("kernels are started one by one: %s", error)
+                return None
+            finally:
+                home.wait_stream(side)
+        return graph, held, results
+
+    @staticmethod
+    def copied(value: Any) -> Any:
+        """Return the same structure with copies of its tensors: the next replay writes over the graph's own."""
+        if isinstance(value, torch.Tensor):
+            return value.clone()
+        if isinstance(value, dict):
+            return {key: GraphedCalls.copied(item) for key, item in value.items()}
+        if isinstance(value, (list, tuple)):
+            return type(value)(GraphedCalls.copied(item) for item in value)
+        return value
