@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from drk.assistant.answer_parser import missing_reason
 from drk.assistant.episode import Episode, Turn, best_of_history, describe_gain, headline_interval, is_usable
 from drk.assistant.roofline import least_bytes, least_memory_us
 from drk.assistant.search import Found
@@ -48,6 +49,8 @@ def decide(found: Found) -> Outcome:
     best = best_of_history(found.episode)
     if best is not None:
         status, reason = _judge_best(best)
+    elif unwritten := _unwritten(found.episode):
+        status, reason = "no-win", f"no candidate: {unwritten}"
     elif found.episode.turns:
         status, reason = "failed", f"none of {_count(found.episode)} was accepted; {_nearest(found.episode)}"
     elif found.interrupted or "budget" in found.ended:
@@ -55,6 +58,12 @@ def decide(found: Found) -> Outcome:
     else:
         status, reason = "no-win", "nothing was proposed: no part of the module was found that a kernel would speed up"
     return Outcome(status, reason, best, found.episode, found.interrupted)
+
+
+def _unwritten(episode: Episode) -> str:
+    """Say why the builtin proposer wrote nothing at all, or return an empty string."""
+    told = [missing_reason(turn.candidate) for turn in episode.turns if turn.candidate.proposer == "builtin"]
+    return (told[0] or "") if told and all(told) and len(told) == len(episode.turns) else ""
 
 
 def _judge_best(best: Turn) -> tuple[OutcomeStatus, str]:
