@@ -1,0 +1,123 @@
+"""The order of a contest, its clocks and what it checks, against handles that answer as Runners do."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from drk.gym import measure
+from drk.gym.draft import Draft, Stop
+from drk.gym.measure import Contest, Measurement
+from drk.gym.settings import GymSettings, Timing
+
+
+class Handle:
+    """Answers a Runner's timing commands; outputs are the key of the call, plus how often the module was called."""
+
+    def __init__(self, late_s: float = 0.0, *, counts: bool = False) -> None:
+        self.late_s = late_s
+        self.counts = counts
+        self.keys: list[int] = []
+        self.values: list[int] = []
+        self.asked: list[tuple[str, Any]] = []
+
+    async def call(self, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
+        assert timeout_s > 0
+        self.asked.append((command, message))
+        if command == "warm":
+            return {"ok": True, "latency_s": 1e-4, "input_bytes": 4}
+        if command == "prepare":
+            self.keys = message["keys"]
+        if command == "go":
+            await asyncio.sleep(self.late_s)
+            last, repeat = len(self.keys) - 1, message.get("repeat", 0)
+            kept = [(repeat - 1) % len(self.keys)] if repeat else range(last + 1)
+            self.values = [self.keys[index] + (index if self.counts else 0) for index in kept]
+            return {"ok": True, "event_ms": 0.001}
+        if command == "outputs":
+            return {"ok": True, "out": self.values[message["index"]]}
+        return {"ok": True}
+
+
+async def fetched(_handle: Any, answer: dict[str, Any], *_: Any) -> dict[str, torch.Tensor]:
+    return {"out": torch.tensor([answer["out"]])}
+
+
+def contest(monkeypatch: pytest.MonkeyPatch, candidate: Handle, eager: Handle, *, stateful: bool = False) -> Contest:
+    monkeypatch.setattr(measure, "fetch", fetched)
+
+    async def ask(handle: Handle, _stage: str, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
+        return await handle.call(command, timeout_s, **message)
+
+    timing = Timing(min_pairs=20, max_pairs=40, max_s=20.0, compile_baseline=False)
+    evaluation = SimpleNamespace(settings=GymSettings(timing=timing), draft=Draft("gpu"), ask=ask)
+    session = SimpleNamespace(
+        handle=eager, stateful=stateful, compiled=None, compare_on="cpu", peak_bytes=0, sample=lambda _index: None
+    )
+    return Contest(Measurement("none", timing, 1), evaluation, candidate, session)  # type: ignore[arg-type]
+
+
+async def test_outputs_of_the_last_call_and_of_the_long_window_are_checked(monkeypatch: pytest.MonkeyPatch) -> None:
+    candidate, eager = Handle(), Handle()
+    one = contest(monkeypatch, candidate, eager)
+    await one.warm_up()
+    assert one.calls == 4
+    await one.run()
+    await one.check_outputs()
+    await one.check_clock()
+    cells = one.evaluation.draft.cells
+    assert len(one.times_ms["candidate"]) >= 20
+    assert all(cell.passed for cell in cells), cells
+    assert {cell.name for cell in cells} == {"timed out", "long window out"}
+    shown = [message["index"] for command, message in candidate.asked if command == "outputs"]
+    assert 3 in shown[:2], "the last call of the window"
+
+
+async def test_a_stateful_reference_makes_the_calls_before(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = contest(monkeypatch, Handle(counts=True), Handle(counts=True), stateful=True)
+    await one.warm_up()
+    await one.run()
+    await one.check_outputs()
+    assert all(cell.passed for cell in one.evaluation.draft.cells)
+    other = contest(monkeypatch, Handle(counts=True), Handle(counts=True), stateful=False)
+    await other.warm_up()
+    await other.run()
+    await other.check_outputs()
+    assert not all(cell.passed for cell in other.evaluation.draft.cells), "one call alone leaves another state"
+
+
+async def test_windows_that_end_late_are_a_clock_mismatch(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = contest(monkeypatch, Handle(late_s=0.02), Handle())
+    await one.warm_up()
+    with pytest.raises(Stop) as stop:
+        await one.run()
+    assert stop.value.failure.kind == "clock-mismatch"
+    assert [(flag.kind, flag.severity) for flag in one.evaluation.draft.flags] == [("clock-mismatch", "fraud")]
+
+
+async def test_the_typical_excess_over_the_events_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = contest(monkeypatch, Handle(), Handle())
+    await one.warm_up()
+    await one.run()
+    one.excess_ms = {"candidate": [2.6, 2.7, 0.3], "eager": [0.3, 0.3, 5.0]}
+    await one.check_clock()
+    assert any("2.60 ms after" in flag.proof for flag in one.evaluation.draft.flags)
+
+
+async def test_the_baseline_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = contest(monkeypatch, Handle(), Handle())
+    timing = Timing(min_pairs=20, max_pairs=20, max_s=20.0)
+    owner = Measurement("GPU-test", timing, 1)
+    session: Any = first.session
+    session.lock = asyncio.Lock()
+    limits = first.evaluation.settings.limits
+    for _ in range(2):
+        await owner.measure(first.evaluation, Handle(), session)  # type: ignore[arg-type]
+    patient = [m for c, m in session.handle.asked if c == "warm" and m["form"] == "compile"]
+    assert len(patient) == 3, "once to compile, then once before each contest"
+    assert limits.compile_s > 0
+    assert first.evaluation.draft.speedups is not None
