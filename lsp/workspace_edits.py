@@ -146,7 +146,9 @@ async def _send(server: DrkServer, label: str, changes: list[Change]) -> Answer:
     else:  # an old client: plain edits, whose version only the server has checked
         plain = {one.text_document.uri: list(one.edits) for one in changes if isinstance(one, lsp.TextDocumentEdit)}
         edit = lsp.WorkspaceEdit(changes=plain)  # type: ignore[arg-type]
-    metadata = lsp.WorkspaceEditMetadata(is_refactoring=True)  # lets VS Code save the files that it edits
+    metadata = None
+    if wanted is not None and wanted.metadata_support:  # eglot refuses an edit with a field that it does not know
+        metadata = lsp.WorkspaceEditMetadata(is_refactoring=True)  # lets VS Code save the files that it edits
     params = lsp.ApplyWorkspaceEditParams(edit=edit, label=label, metadata=metadata)
     try:
         result = await asyncio.wait_for(server.workspace_apply_edit_async(params), ANSWER_LIMIT_S)

@@ -97,6 +97,7 @@ async def test_diagnostics_search_and_apply(client: LanguageClient, editor: str,
     )
     assert done is True
     (params,) = client.edits  # type: ignore[attr-defined]
+    assert params.metadata is None  # none of the three knows it here, and eglot refuses what it does not know
     changes = params.edit.document_changes
     assert changes[-1].text_document.version == 1
     creates = [one for one in changes if isinstance(one, lsp.CreateFile)]

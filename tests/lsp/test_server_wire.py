@@ -87,6 +87,7 @@ async def test_a_search_from_click_to_restore(client_in: Any, project: Path, scr
     found = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.apply"])
     assert titles(found) == ["drk: apply kernels to Net (1.40x over compile)"]
     assert await client.command(**_call(found[0])) is True
+    assert applied[0]["metadata"] == {"isRefactoring": True}
     changes = applied[0]["edit"]["documentChanges"]
     assert [one.get("kind", "edit") for one in changes] == ["create", "edit", "create", "edit", "edit"]
     assert changes[-1]["textDocument"] == {"uri": uri, "version": 1}

@@ -19,7 +19,11 @@ NOTHING: dict[str, Any] = {}
 FULL: dict[str, Any] = {
     "workspace": {
         "applyEdit": True,
-        "workspaceEdit": {"documentChanges": True, "resourceOperations": ["create", "rename", "delete"]},
+        "workspaceEdit": {
+            "documentChanges": True,
+            "resourceOperations": ["create", "rename", "delete"],
+            "metadataSupport": True,
+        },
         "configuration": True,
         "workspaceFolders": True,
     },
