@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from drk.assistant.synth.draft import Draft, plain_name
-from drk.assistant.synth.expression import FLOATS
+from drk.assistant.synth.channel_norms import by_channel, group_norm_by_channel, train_batch_norm
+from drk.assistant.synth.draft import Draft, contiguous_meta, plain_name
+from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.loss_rules import LOSS_RULES
 from drk.assistant.synth.reduction_rules import REDUCTION_RULES, reducible
 from drk.gym.graph import Node, Ref, TensorMeta
@@ -144,12 +145,14 @@ def _group_norm(node: Node, draft: Draft) -> Ref | None:
     meta = draft.metas[x.name]
     if len(meta.shape) < 2 or meta.dtype not in _FUSED or not meta.contiguous:
         return None
+    if draft.by_channel and by_channel(meta, groups, channels_last=draft.channels_last):
+        return group_norm_by_channel(node, draft, (weight, bias, eps))
     batch, channels, *rest = meta.shape
     split = (batch, groups, channels // groups, *rest)
     dims = tuple(range(-len(rest) - 1, 0))
     if math.prod(split[2:]) < 2:
         return None
-    grouped = draft.emit(node, "grouped", "reshape.default", x, split)
+    grouped = _regrouped(node, draft, x, split)
     mean = draft.emit(node, "mean", "mean.dim", grouped, dims, True)
     variance = draft.emit(node, "variance", "var.correction", grouped, dims, correction=0, keepdim=True)
     centred = draft.emit(node, "centred", "sub.Tensor", grouped, mean)
@@ -157,6 +160,39 @@ def _group_norm(node: Node, draft: Draft) -> Ref | None:
     scale_shift = (_shaped(node, draft, weight, shape), _shaped(node, draft, bias, shape))
     normalised = _affine(node, draft, centred, variance, eps, scale_shift)
     return draft.emit(node, "ungrouped", "reshape.default", normalised, meta.shape)
+
+
+def _regrouped(node: Node, draft: Draft, x: Ref, split: tuple[int, ...], depth: int = 8) -> Ref:
+    """``x`` with its channels split; elementwise operators that only led to it are written on what they read."""
+    made = next((item for item in draft.nodes if item.name == x.name), None)
+    joined = draft.metas[x.name].shape
+    alone = made is not None and len(draft.users.get(made.name, ())) < 2 and draft.by_channel
+    if made is None or not alone or not depth or not is_pointwise(made, draft.metas) or not made.meta.contiguous:
+        return draft.emit(node, "grouped", "reshape.default", x, split)
+    replaced: dict[str, Ref] = {}
+    for name in made.inputs():
+        if draft.metas[name].shape == joined and draft.metas[name].contiguous:
+            replaced[name] = _regrouped(made, draft, Ref(name), split, depth - 1)
+            continue
+        operand = _split_operand(made, draft, name, split)
+        if operand is None:
+            return draft.emit(node, "grouped", "reshape.default", x, split)
+        replaced[name] = operand
+    args = tuple(replaced.get(arg.name, arg) if isinstance(arg, Ref) else arg for arg in made.args)
+    meta = contiguous_meta(split, made.meta.dtype)
+    return draft.append(replace(made, args=args, metas=(meta,)), f"{made.name}_grouped")
+
+
+def _split_operand(node: Node, draft: Draft, name: str, split: tuple[int, ...]) -> Ref | None:
+    """An operand whose channels, if it has any, are split as those of the tensor that it broadcasts to."""
+    shape, rank = draft.metas[name].shape, len(split) - 1
+    if len(shape) < rank - 1:
+        return Ref(name)
+    if len(shape) > rank or not draft.metas[name].contiguous:
+        return None
+    channels = split[1:3] if shape[1 - rank] != 1 else (1, 1)
+    wanted = (*shape[: len(shape) - rank + 1], *channels, *shape[len(shape) - rank + 2 :])
+    return draft.emit(node, f"{name}_grouped", "reshape.default", Ref(name), wanted)
 
 
 def _shaped(node: Node, draft: Draft, value: Ref | None, shape: tuple[int, ...]) -> Ref | None:
@@ -176,14 +212,10 @@ def through_split(node: Node, draft: Draft) -> Ref | None:
     split, joined = draft.metas[inner.name].shape, node.meta.shape
     replaced: dict[str, Ref] = {views[0].name: inner}
     for name in node.inputs():
-        shape = draft.metas[name].shape
-        if name in replaced or len(shape) < len(joined) - 1:
-            continue
-        if len(shape) > len(joined) or not draft.metas[name].contiguous:
+        operand = Ref(name) if name in replaced else _split_operand(node, draft, name, split)
+        if operand is None:
             return None
-        channels = split[1:3] if shape[1 - len(joined)] != 1 else (1, 1)
-        wanted = (*shape[: len(shape) - len(joined) + 1], *channels, *shape[len(shape) - len(joined) + 2 :])
-        replaced[name] = draft.emit(node, f"{name}_grouped", "reshape.default", Ref(name), wanted)
+        replaced.setdefault(name, operand)
     args = tuple(replaced.get(arg.name, arg) if isinstance(arg, Ref) else arg for arg in node.args)
     meta = replace(draft.metas[inner.name], dtype=node.meta.dtype)
     made = draft.append(replace(node, args=args, metas=(meta,)), f"{node.name}_grouped")
@@ -254,6 +286,8 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     "rms_norm": _rms_norm,
     "batch_norm": _batch_norm,
     "_native_batch_norm_legit_no_training": _native_first(_batch_norm),
+    "_native_batch_norm_legit": train_batch_norm,
+    "_native_batch_norm_legit_functional": train_batch_norm,
     "instance_norm": _instance_norm,
     "group_norm": _group_norm,
     "mul": _silu_parts,

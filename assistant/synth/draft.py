@@ -7,6 +7,7 @@ are not known here.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -36,6 +37,12 @@ class Draft:
     renamed: dict[str, str] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
     made: dict[str, str] = field(default_factory=dict)
+    users: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Who read each value before the rewriting."""
+    by_channel: bool = False
+    """Norms over whole images may be written by channel, as kernels for inference want them."""
+    channels_last: bool = False
+    """Convolutions will have their channels innermost in memory."""
 
     def resolve(self, value: Any) -> Any:
         """Replace references by what they now mean."""

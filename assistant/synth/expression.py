@@ -151,7 +151,7 @@ _TABLE: Mapping[str, Callable[[Node, Text], str]] = {
     "ge": _binary(">="), "logical_and": _binary("&"), "logical_or": _binary("|"), "logical_not": _unary("{} == 0"),
     "bitwise_and": _binary("&"), "bitwise_or": _binary("|"), "bitwise_not": _unary("~{}"),
     "to": _unary("{}"), "_to_copy": _unary("{}"), "clone": _unary("{}"),
-    "contiguous": _unary("{}"), "prelu": lambda n, t: (
+    "contiguous": _unary("{}"), "expand_as": _unary("{}"), "prelu": lambda n, t: (
         f"leaky_relu({t(n.args[0])}, {t(n.args[1])})"
     ),
 }  # fmt: skip
@@ -182,6 +182,8 @@ def _supported(node: Node, meta: TensorMeta, dtypes: set[str]) -> bool:
         return False
     if name == "contiguous":
         return memory_order(meta) is not None
+    if name == "expand_as":
+        return floating and meta.contiguous  # written out, as no captured one is
     if name in {"to", "_to_copy"}:
         return not (dtypes & FLOATS and not floating)
     if name in {"maximum", "minimum", "clamp", "clamp_min", "clamp_max"}:

@@ -18,6 +18,7 @@ from drk.assistant.synth.draft import contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.frames import is_channels_last
 from drk.assistant.synth.regions import reduced_dims
+from drk.assistant.synth.windows import window_of
 from drk.gym.graph import Graph, Node, Pack, Ref, Symbol, TensorMeta
 
 CONVOLUTIONS = frozenset(
@@ -30,6 +31,14 @@ _KEEPS_LAYOUT = frozenset(
     }
 )  # fmt: skip
 """Torch operators whose result is channels-last where their input is."""
+_WRITTEN_OUT = frozenset(
+    {
+        "group_norm", "instance_norm", "layer_norm", "_native_batch_norm_legit_no_training",
+        "_native_batch_norm_legit_functional", "_native_batch_norm_legit", "softmax", "_softmax", "log_softmax",
+        "_log_softmax", "logsumexp", "var", "std", "max", "min", "linalg_vector_norm", "norm",
+    }
+)  # fmt: skip
+"""Operators that become reductions and elementwise ones."""
 
 
 def is_convolution(node: Node) -> bool:
@@ -68,10 +77,15 @@ def without_conv_bias(graph: Graph) -> Graph:
 def _takes_bias(node: Node, graph: Graph) -> bool:
     """Whether a kernel will read what ``node`` reads."""
     metas, name = graph.metas(), node.bare_op
-    if name in {"batch_norm", "_native_batch_norm_legit_no_training"}:
-        return name != "batch_norm" or node.args[5] is not True
-    if name in {"group_norm", "instance_norm"}:
+    if name == "batch_norm":
+        return node.args[5] is not True
+    if name in _WRITTEN_OUT:
         return True
+    if name.startswith("adaptive_"):
+        return {*node.args[1]} == {1}
+    window = window_of(node, metas)
+    if window is not None:
+        return window.weight is None
     return is_pointwise(node, metas) or reduced_dims(node, metas) is not None
 
 
@@ -129,14 +143,18 @@ class _Layout:
         return replace(self.graph, nodes=tuple(self.nodes), output=output)
 
     def _followed(self) -> set[str]:
-        """Names of values that only convolutions and operators that keep the layout read, directly or further on."""
+        """Names of values whose readers do not mind: convolutions, operators that keep the layout, reductions.
+
+        Elementwise readers are asked in turn who reads them.
+        """
         users = self.graph.users()
         good: set[str] = set()
         by_name = {node.name: node for node in self.graph.nodes}
         for node in reversed(self.graph.nodes):
             readers = [by_name.get(name) for name in users[node.name]]
             ends = [
-                r is not None and (_wants_layout(r) or r.bare_op in _KEEPS_LAYOUT or r.name in good) for r in readers
+                r is not None and (_lays_out(r) or r.name in good or reduced_dims(r, self.metas) is not None)
+                for r in readers
             ]
             if ends and all(ends):
                 good.add(node.name)

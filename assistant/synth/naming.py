@@ -27,6 +27,8 @@ _RESERVED = {
     "pieces", "piece", "slots", "slot_mask", "counts", "n_pieces", "piece_size", "wanted", "inside",
     "batch", "inner_batches", "outer_batches", "carry", "step", "batches", "head", "scores", "higher",
     "shift", "weights", "rescale", "total", "result", "top", "n_head", "n_width", "matrix_rows", "out_ptr", "out_ptrs",
+    "outer_row", "inner_row", "inner_rows", "row_tiles", "outer_col", "inner_col", "inner_cols", "col_tiles", "n_tiles",
+    "piece_tiles", "first_tile", "starts", "ends",
     "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
 }  # fmt: skip
 
@@ -93,6 +95,7 @@ def kernel_words(region: Region) -> str:
         rest = _fold_words(rest, {"rsqrt", "sub", "mul", "add"}, "batch_norm")
     elif {"mean", "rsqrt"} <= present:
         rest = _fold_words(rest, {"mean", "pow", "square", "rsqrt", "mul", "add"}, "rms_norm")
+    rest = ["scale" if word == "expand_as" else word for word in rest]
     words += [word for word in dict.fromkeys(rest) if word not in _SKIP]
     return "_".join(words[:4]) or "pointwise"
 
@@ -100,7 +103,8 @@ def kernel_words(region: Region) -> str:
 def _norm_word(region: Region) -> str:
     """Which norm a mean and a variance belong to, by the module they come from."""
     types = " ".join(node.module_type for node in region.nodes)
-    return "group_norm" if "GroupNorm" in types else "instance_norm" if "InstanceNorm" in types else "layer_norm"
+    kinds = ("group_norm", "GroupNorm"), ("instance_norm", "InstanceNorm"), ("batch_norm", "BatchNorm")
+    return next((word for word, kind in kinds if kind in types), "layer_norm")
 
 
 def _fold_words(ops: list[str], parts: set[str], name: str) -> list[str]:

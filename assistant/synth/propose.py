@@ -30,9 +30,9 @@ from drk.assistant.synth.layouts import channels_last, is_convolution, without_c
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
-from drk.assistant.synth.planner import plan
 from drk.assistant.synth.pointwise import BLOCKS, Block, write_pointwise
 from drk.assistant.synth.pooling import write_pooling
+from drk.assistant.synth.recompute import planned_with_recomputing
 from drk.assistant.synth.regions import Region, Rules, product_of
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.row_reduction import write_row
@@ -92,11 +92,12 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     thin = thin_products(graph)
     if len(thin.nodes) > len(graph.nodes):
         variant = replace(variant, note=f"{variant.note}; algebra: a summed product is a thin one")
-    rewritten = rewrite(without_conv_bias(thin))
+    rewritten = rewrite(without_conv_bias(thin), by_channel=True, channels_last=variant.channels_last)
     if variant.channels_last:
         rewritten = channels_last(rewritten)
+    rewritten, planned = planned_with_recomputing(rewritten, variant.rules)
     names = value_names(rewritten)
-    possible = [region for region in plan(rewritten, variant.rules) if region.outputs or region.attention]
+    possible = [region for region in planned if region.outputs or region.attention]
     regions = [region for region in possible if region.kind != "pointwise" or len(region.nodes) > 1] or possible
     # A torch operator would hand its input's layout on to the module's caller.
     regions = possible if variant.channels_last else regions

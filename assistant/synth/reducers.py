@@ -21,10 +21,11 @@ _FAR = 2**31 - 1
 
 
 def twin_of(node: Node, nodes: Sequence[Node]) -> Node | None:
-    """The variance among ``nodes`` of what ``node`` averages: it knows the mean as well."""
-    if node.bare_op != "mean":
+    """The variance among ``nodes`` whose parts ``node`` shares: that of what it averages, or its first variance."""
+    if node.bare_op not in {"mean", "var"}:
         return None
-    return next((other for other in nodes if other.bare_op == "var" and other.args[0] == node.args[0]), None)
+    found = next((other for other in nodes if other.bare_op == "var" and other.args[0] == node.args[0]), None)
+    return found if found is not None and found.name != node.name else None
 
 
 def parts_of(node: Node, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
@@ -41,6 +42,10 @@ def parts_of(node: Node, nodes: Sequence[Node]) -> tuple[tuple[str, str], ...]:
 def correction_of(node: Node) -> int:
     """0 or 1: what a variance subtracts from the count."""
     return 0 if node.kwargs.get("correction", 1) == 0 else 1
+
+
+def _count(node: Node) -> str:
+    return "(n_cols - 1)" if correction_of(node) else "n_cols"
 
 
 # --- Whole rows ----------------------------------------------------------------------------------------------
@@ -106,9 +111,8 @@ def _variance_lines(body: Body, node: Node, source: str, total: str) -> list[str
     mean = next((body.names[other.name] for other in means), None)
     centre = mean or f"{name}_mean"
     lines = [] if mean else [f"{name}_mean = {total} / n_cols"]
-    count = "(n_cols - 1)" if correction_of(node) else "n_cols"
     lines.append(f"{name}_deviation = tl.where(col_mask, {tidy(f'{source} - {centre}')}, 0.0)")
-    lines.append(f"{name} = tl.sum({name}_deviation * {name}_deviation, axis=1)[:, None] / {count}")
+    lines.append(f"{name} = tl.sum({name}_deviation * {name}_deviation, axis=1)[:, None] / {_count(node)}")
     return lines
 
 
@@ -218,11 +222,16 @@ def _reduced_lines(node: Node, result: str, parts: str) -> list[str]:
 
 
 def combine_lines(body: Body, node: Node) -> list[str]:
-    """Load the parts of the program's rows and combine them; the result has the node's name."""
+    """Load the parts of the program's rows and combine them; the result has the node's name.
+
+    A node with a twin takes what the twin's own lines, which must stand before, have combined.
+    """
     name, op = body.names[node.name], node.bare_op
     twin = twin_of(node, body.region.nodes)
+    if twin is not None and op == "mean":
+        return [f"{name} = {body.names[twin.name]}_centre"]
     if twin is not None:
-        return [*combine_lines(body, twin), f"{name} = {body.names[twin.name]}_centre"]
+        return [f"{name} = tl.sum({body.names[twin.name]}_spread, axis=1)[:, None] / {_count(node)}"]
     edge = _EDGES.get(op, "1.0" if op == "prod" else "0.0")
     lines = [
         f"{name}_{suffix} = tl.load({name}_{suffix}_ptr + slots, mask=slot_mask, other="
@@ -230,14 +239,13 @@ def combine_lines(body: Body, node: Node) -> list[str]:
         for suffix, _ in parts_of(node, body.region.nodes)
     ]
     if op == "var":
-        count = f"(n_cols - {correction_of(node)})" if correction_of(node) else "n_cols"
         return [
             *lines,
             f"{name}_base = tl.max({name}_mean, axis=1)[:, None]  # small numbers are averaged, not large ones",
             f"{name}_centre = {name}_base + tl.sum(({name}_mean - {name}_base) * counts, axis=1)[:, None] / n_cols",
             f"{name}_apart = {name}_mean - {name}_centre",
             f"{name}_spread += counts * {name}_apart * {name}_apart",
-            f"{name} = tl.sum({name}_spread, axis=1)[:, None] / {count}",
+            f"{name} = tl.sum({name}_spread, axis=1)[:, None] / {_count(node)}",
         ]
     if op in {"argmax", "argmin"}:
         return [*lines, *_place_lines(node, name, f"{name}_best", f"{name}_place")]

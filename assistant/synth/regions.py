@@ -17,7 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drk.assistant.synth.bands import Band, bands_of
-from drk.assistant.synth.domain import Operand, memory_order
+from drk.assistant.synth.domain import Operand, fold, memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
@@ -241,6 +241,8 @@ def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
     shape, columns = frame.shape, frame.columns
     if kind == "row" and _in_pieces(shape, columns, inputs):
         kind = "split"
+        if _walks_apart(nodes, frame, inputs, outputs):
+            return None
     used = {name for node in nodes for name in node.inputs()}
     scalars = {name: value for name, value in facts.scalars.items() if name in used}
     return Region(kind, tuple(nodes), shape, columns, inputs, outputs, dropped, tuple(products), scalars)
@@ -253,6 +255,27 @@ def _in_pieces(shape: tuple[int, ...], columns: int, inputs: tuple[Operand, ...]
     if any(transposed(item, columns) for item in inputs):
         return n_cols > MAX_TRANSPOSED
     return n_cols > MAX_COLUMNS or (n_cols >= FEW_ROWS_COLUMNS and n_rows <= FEW_ROWS)
+
+
+def _walks_apart(nodes: list[Node], frame: Frame, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> bool:
+    """Whether full results of a region in pieces are better made by a kernel that walks as they lie in memory.
+
+    They are where an element's place is to be found by division, or the reduced dimensions of an image are not
+    innermost; the other kernel can then take more of what follows (pooling, another reduction). Reductions of
+    reductions stay in one region: the later ones go over the tiles in any case.
+    """
+    edge = len(frame.shape) - frame.columns
+    reduced: set[str] = set()
+    for node in nodes:
+        depends = any(name in reduced for name in node.inputs())
+        if node.bare_op in REDUCTIONS and depends:
+            return False
+        if node.bare_op in REDUCTIONS or depends:
+            reduced.add(node.name)
+    if not any(item.value in reduced and any(item.varies[edge:]) for item in outputs):
+        return False
+    turned = len(frame.shape) >= 4 and any(transposed(item, frame.columns) for item in inputs)
+    return turned or len(fold(frame.shape, frame.columns, [*inputs, *outputs]).cols) > 1
 
 
 def _products_agree(products: list[Product], inside: set[str], facts: Facts, rules: Rules) -> bool:

@@ -21,12 +21,17 @@ from drk.assistant.synth.train_norms import updating_batch_norms
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
 
 
-def rewrite(graph: Graph) -> Graph:
-    """Return an equivalent graph that fuses better. See the module's docstring for the rules."""
-    graph = updating_batch_norms(graph)
+def rewrite(graph: Graph, *, by_channel: bool = False, channels_last: bool = False) -> Graph:
+    """Return an equivalent graph that fuses better. See the module's docstring for the rules.
+
+    ``by_channel`` lets norms over whole images be written by channel, which ``channels_last`` tensors need.
+    """
+    if not by_channel:
+        graph = updating_batch_norms(graph)
     users = graph.users()
     inputs = {item.name for item in graph.placeholders}
-    draft = Draft(graph.metas(), taken=inputs | {node.name for node in graph.nodes})
+    taken = inputs | {node.name for node in graph.nodes}
+    draft = Draft(graph.metas(), taken=taken, users=users, by_channel=by_channel, channels_last=channels_last)
     by_name = {node.name: node for node in graph.nodes}
     seen: dict[str, str] = {}
     for original in graph.nodes:
@@ -54,13 +59,14 @@ def rewrite(graph: Graph) -> Graph:
         draft.nodes.append(node)
     output = draft.resolve(graph.output)
     mutations = {key: draft.renamed.get(name, name) for key, name in graph.mutations.items()}
-    return _without_dead(replace(graph, nodes=tuple(draft.nodes), output=output, mutations=mutations))
+    return without_dead(replace(graph, nodes=tuple(draft.nodes), output=output, mutations=mutations))
 
 
 _RANDOM = ("rand", "drop", "bernoulli", "normal", "multinomial", "uniform", "exponential", "geometric", "poisson")
 
 
-def _without_dead(graph: Graph) -> Graph:
+def without_dead(graph: Graph) -> Graph:
+    """Return the graph without nodes that nothing reads."""
     users = {name: set(names) for name, names in graph.users().items()}
     kept: list[Node] = []
     for node in reversed(graph.nodes):

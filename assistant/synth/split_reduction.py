@@ -6,7 +6,7 @@ its rows, which come from the L2 cache, and goes over the row again. The last on
 million elements reads its input twice and keeps all multiprocessors busy even for one row. Every second kernel walks
 backwards: it meets what its predecessor left in L2.
 
-Rows whose elements lie apart in memory are taken in tiles that are wide along the rows, so that reads are coalesced.
+How tiles follow memory is :mod:`drk.assistant.synth.split_walk`'s.
 Left out: atomics (sums would depend on the order of programs) and one-pass softmax statistics.
 """
 
@@ -16,8 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from drk.assistant.synth.body import Body, KernelText
-from drk.assistant.synth.domain import Operand, group_size_text, index_lines
-from drk.assistant.synth.frames import transposed
+from drk.assistant.synth.domain import Operand, group_size_text
 from drk.assistant.synth.launcher import (
     Arguments,
     allocation_lines,
@@ -33,14 +32,12 @@ from drk.assistant.synth.launcher import (
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.reducers import begin_lines, combine_lines, end_lines, parts_of, twin_of, update_lines
 from drk.assistant.synth.regions import REDUCTIONS, Region
+from drk.assistant.synth.split_walk import Walk, walk_of
 from drk.gym.graph import Node, TensorMeta
-
-PROGRAMS = 1056
-"""Programs that a level aims at: eight for each multiprocessor of the largest Hopper GPU."""
 
 
 @dataclass(frozen=True)
-class _Pass:
+class Pass:
     """One kernel: the reductions it begins with, per-row nodes, nodes of the tile, and what it makes."""
 
     region: Region
@@ -64,45 +61,52 @@ def write_split(
     outputs = tuple(operand.value for operand in region.outputs)
     inputs = tuple(operand.value for operand in region.inputs)
     formula = whole.formula(outputs)
-    passes = _passes(region)
+    passes, walk = passes_of(region), walk_of(whole)
     kernels, launches = [], []
     for number, item in enumerate(passes, start=1):
         last = number == len(passes)
         kernel_name = f"{name}_kernel" if last else f"{name}_pass{number}_kernel"
         body = Body(item.region, names, metas, two_dimensional=True)
-        arguments = _arguments(body, item, region)
+        arguments = _arguments(body, item, region, walk)
         title = ["Combine the parts, then the outputs:", *formula] if last else [_title(body, item)]
         kernels.append(
-            kernel_source(kernel_name, _parameters(arguments), title, _kernel_lines(body, item, number % 2 == 0))
+            kernel_source(
+                kernel_name, _parameters(arguments), title, _kernel_lines(body, item, walk, backwards=number % 2 == 0)
+            )
         )
         launches += _call(kernel_name, arguments, item)
     doc = f"Launch the {len(passes)} kernels of ``{name}``: reductions level by level, rows in pieces."
-    lines = [*_size_lines(whole, owned, block), *_buffer_lines(whole, passes), *launches, result_line(whole)]
+    lines = [*_size_lines(whole, owned, walk, block), *_buffer_lines(whole, passes), *launches, result_line(whole)]
     launcher = function_source(name, [names[value] for value in inputs], doc, lines, len(outputs))
     return KernelText(name, "\n\n".join(kernels), launcher, inputs, outputs, "; ".join(formula))
 
 
-def _title(body: Body, item: _Pass) -> str:
+def _title(body: Body, item: Pass) -> str:
     return f"Parts of {', '.join(body.names[node.name] for node in item.made)}, one for each piece of a row."
 
 
 # --- Passes --------------------------------------------------------------------------------------------------
 
 
-def _passes(region: Region) -> list[_Pass]:
+def passes_of(region: Region) -> list[Pass]:
+    """The passes over a region's rows, in order: one for each level of reductions, then one for the outputs."""
     by_name = {node.name: node for node in region.nodes}
     levels: dict[str, int] = {}
     for node in region.nodes:
         below = max((levels[name] for name in node.inputs() if name in levels), default=0)
         levels[node.name] = below + (node.bare_op in REDUCTIONS)
     reductions = [node for node in region.nodes if node.bare_op in REDUCTIONS]
+    edge = len(region.shape) - region.columns
+    # What no reduction leads to is written by the first pass, which has it anyway.
+    early = [item for item in region.outputs if levels[item.value] == 0 and any(item.varies[edge:])]
+    late = [item for item in region.outputs if item not in early]
     found = []
     for level in sorted({levels[node.name] for node in reductions}):
         made = tuple(node for node in reductions if levels[node.name] == level)
-        sources = [node.args[0].name for node in made]
-        found.append(_pass(region, by_name, sources, made, ()))
-    wanted = [operand.value for operand in region.outputs]
-    return [*found, _pass(region, by_name, wanted, (), region.outputs)]
+        stored = early if not found else []
+        sources = [*(node.args[0].name for node in made), *(item.value for item in stored)]
+        found.append(_pass(region, by_name, sources, made, stored))
+    return [*found, _pass(region, by_name, [item.value for item in late], (), late)]
 
 
 def _pass(
@@ -111,7 +115,7 @@ def _pass(
     wanted: Sequence[str],
     made: tuple[Node, ...],
     outputs: Sequence[Operand],
-) -> _Pass:
+) -> Pass:
     """The pass that computes ``wanted`` values of the region, and the reductions ``made`` of them."""
     pending, needed = list(wanted), set(wanted)
     while pending:
@@ -135,13 +139,13 @@ def _pass(
     nodes = tuple(node for node in region.nodes if node.name in names)
     part = replace(region, nodes=nodes, inputs=inputs, outputs=tuple(outputs))
     per_row = tuple(node for node in pointwise if node.name not in spread)
-    return _Pass(part, combined, per_row, tuple(node for node in pointwise if node.name in spread), made)
+    return Pass(part, combined, per_row, tuple(node for node in pointwise if node.name in spread), made)
 
 
 # --- Kernel text ---------------------------------------------------------------------------------------------
 
 
-def _kernel_lines(body: Body, item: _Pass, backwards: bool) -> list[str]:
+def _kernel_lines(body: Body, item: Pass, walk: Walk, *, backwards: bool) -> list[str]:
     edge = len(item.region.shape) - item.region.columns
     spread = [operand for operand in item.region.inputs if any(operand.varies[edge:])]
     flat = [operand for operand in item.region.inputs if operand not in spread]
@@ -153,10 +157,8 @@ def _kernel_lines(body: Body, item: _Pass, backwards: bool) -> list[str]:
     lines = [
         f"pid = {program}",
         *(["piece = pid % n_pieces"] if walks else []),
-        f"rows = {'(pid // n_pieces)' if walks else 'pid'}.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
-        "row_mask = rows[:, None] < n_rows",
-        *index_lines(body.domain.rows, "rows"),
-        *_combine_lines(body, item),
+        *walk.row_lines(body, "(pid // n_pieces)" if walks else "pid"),
+        *_combine_lines(body, item, walk),
         *(body.load(operand) for operand in flat),
         *body.statements(item.per_row, keep),
         *(body.store(operand) for operand in stored_early),
@@ -164,10 +166,6 @@ def _kernel_lines(body: Body, item: _Pass, backwards: bool) -> list[str]:
     if not walks:
         return lines
     loop = [
-        "cols = start + tl.arange(0, BLOCK_N)",
-        "col_mask = cols[None, :] < n_cols",
-        "mask = row_mask & col_mask",
-        *index_lines(body.domain.cols, "cols"),
         *(body.load(operand) for operand in spread),
         *body.statements(item.tiled),
         *(line for node in item.made for line in update_lines(body, node)),
@@ -177,14 +175,12 @@ def _kernel_lines(body: Body, item: _Pass, backwards: bool) -> list[str]:
     return [
         *lines,
         *(line for node in item.made for line in begin_lines(body, node)),
-        "first_col = piece.to(INDEX) * piece_size",
-        "for start in range(first_col, tl.minimum(first_col + piece_size, n_cols), BLOCK_N):",
-        *(f"    {line}" for line in loop),
+        *walk.loop_lines(body, loop),
         *(line for node in item.made for line in end_lines(body, node, slot)),
     ]
 
 
-def _combine_lines(body: Body, item: _Pass) -> list[str]:
+def _combine_lines(body: Body, item: Pass, walk: Walk) -> list[str]:
     if not item.combined:
         return []
     lines = [
@@ -193,12 +189,12 @@ def _combine_lines(body: Body, item: _Pass) -> list[str]:
         "slot_mask = row_mask & (pieces < n_pieces)",
     ]
     if any(node.bare_op == "var" for node in item.combined):
-        lines.append("counts = tl.minimum(tl.maximum(n_cols - pieces * piece_size, 0), piece_size).to(tl.float32)")
-    shared = {twin.name for node in item.combined if (twin := twin_of(node, item.combined)) is not None}
-    return [*lines, *(line for node in item.combined if node.name not in shared for line in combine_lines(body, node))]
+        lines += walk.count_lines()
+    ordered = sorted(item.combined, key=lambda node: twin_of(node, body.region.nodes) is not None)
+    return [*lines, *(line for node in ordered for line in combine_lines(body, node))]
 
 
-def _arguments(body: Body, item: _Pass, region: Region) -> Arguments:
+def _arguments(body: Body, item: Pass, region: Region, walk: Walk) -> Arguments:
     """Pointers, part buffers, sizes: parameter and value texts."""
     pointers = pointer_arguments(body)
     shapes = shape_arguments(body, [*region.inputs])
@@ -207,9 +203,8 @@ def _arguments(body: Body, item: _Pass, region: Region) -> Arguments:
         for n in (*item.combined, *item.made)
         for suffix, _ in parts_of(n, body.region.nodes)
     ]
-    sizes = ("n_rows", "n_cols", "n_pieces", "piece_size")
-    parameters = (*pointers.parameters, *(f"{buffer}_ptr" for buffer in buffers), *sizes, *shapes.parameters)
-    return Arguments(parameters, (*pointers.values, *buffers, *sizes, *shapes.values))
+    parameters = (*pointers.parameters, *(f"{buffer}_ptr" for buffer in buffers), *walk.sizes, *shapes.parameters)
+    return Arguments(parameters, (*pointers.values, *buffers, *walk.sizes, *shapes.values))
 
 
 def _parameters(arguments: Arguments) -> list[str]:
@@ -220,32 +215,23 @@ def _parameters(arguments: Arguments) -> list[str]:
 # --- Launcher ------------------------------------------------------------------------------------------------
 
 
-def _size_lines(body: Body, owned: frozenset[str], block: Block) -> list[str]:
+def _size_lines(body: Body, owned: frozenset[str], walk: Walk, block: Block) -> list[str]:
     operands, names = list(body.region.inputs), dict(body.names)
     n_rows, n_cols = (
         " * ".join(text for group in groups if (text := group_size_text(group, operands, names)) != "1") or "1"
         for groups in (body.domain.rows, body.domain.cols)
     )
-    elements = max(4096, block.elements)
-    turned = any(transposed(item, body.region.columns) for item in body.region.inputs)
-    height = "min(64, triton.next_power_of_2(n_rows))" if turned else "1"
     return [
         *layout_lines(body, owned),
         *allocation_lines(body),
         f"n_rows = {n_rows}",
         f"n_cols = {n_cols}",
         index_type_line(body),
-        f"block_m = {height}",
-        f"block_n = min({elements} // block_m, triton.next_power_of_2(n_cols))",
-        "# Pieces of whole tiles, as many as keep the device busy.",
-        "tiles_m, tiles_n = triton.cdiv(n_rows, block_m), triton.cdiv(n_cols, block_n)",
-        f"wanted = min(tiles_n, 8192 // block_m, max(1, {PROGRAMS} // max(1, tiles_m)))",
-        "piece_size = triton.cdiv(tiles_n, wanted) * block_n",
-        "n_pieces = triton.cdiv(n_cols, piece_size)",
+        *walk.launch_lines(body, max(4096, block.elements)),
     ]
 
 
-def _buffer_lines(body: Body, passes: Sequence[_Pass]) -> list[str]:
+def _buffer_lines(body: Body, passes: Sequence[Pass]) -> list[str]:
     operands = list(body.region.inputs)
     device = f"{body.names[operands[0].value]}.device"
     return [
@@ -256,7 +242,7 @@ def _buffer_lines(body: Body, passes: Sequence[_Pass]) -> list[str]:
     ]
 
 
-def _call(kernel: str, arguments: Arguments, item: _Pass) -> list[str]:
+def _call(kernel: str, arguments: Arguments, item: Pass) -> list[str]:
     edge = len(item.region.shape) - item.region.columns
     walks = item.made or any(any(operand.varies[edge:]) for operand in item.region.outputs)
     options = ["INDEX=index_type", "PIECES=triton.next_power_of_2(n_pieces)", "BLOCK_M=block_m", "BLOCK_N=block_n"]

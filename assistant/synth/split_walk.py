@@ -1,0 +1,150 @@
+"""How the programs of a region in pieces walk over rows and columns: tiles that never cross an inner group.
+
+Where operands differ in the dimensions along which they vary, rows or columns fall into groups, and an element's place
+in each group is a division away. Tiles are therefore laid out inside the innermost group of columns: the division is
+one for each tile, and neighbouring lanes read neighbouring elements. Where the rows' elements lie apart in memory the
+same is done with rows, so that lanes follow memory along the innermost group of rows (channels, say).
+
+Left out: innermost groups of columns shorter than :data:`LEAST_INNER`; their tiles would be mostly empty, so these
+rows are walked as one and divided element by element.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from drk.assistant.synth.body import Body
+from drk.assistant.synth.domain import Group, group_size_text, index_lines
+from drk.assistant.synth.frames import transposed
+
+PROGRAMS = 1056
+"""Programs that a level aims at: eight for each multiprocessor of the largest Hopper GPU."""
+LEAST_INNER = 192
+TALL = 32
+"""Rows of a tile whose rows lie next to each other in memory: a cache line of float32."""
+
+
+@dataclass(frozen=True)
+class Walk:
+    """The walk that all passes of a region share; the dimensions are those of the innermost groups."""
+
+    rows: tuple[int, ...] = ()
+    cols: tuple[int, ...] = ()
+
+    @property
+    def sizes(self) -> tuple[str, ...]:
+        """Kernel parameters, which the launcher has under the same names."""
+        inner_rows = ("inner_rows", "row_tiles") if self.rows else ()
+        inner_cols = ("inner_cols", "col_tiles", "n_tiles", "piece_tiles") if self.cols else ("piece_size",)
+        return ("n_rows", "n_cols", "n_pieces", *inner_rows, *inner_cols)
+
+    def row_lines(self, body: Body, tile: str) -> list[str]:
+        """``rows``, their mask and their groups' indices, from a tile's number."""
+        if not self.rows:
+            lines = [f"rows = {tile}.to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)", "row_mask = rows[:, None] < n_rows"]
+            return [*lines, *index_lines(body.domain.rows, "rows")]
+        return [
+            f"outer_row = ({tile} // row_tiles).to(INDEX)",
+            f"inner_row = {tile} % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)",
+            "rows = outer_row * inner_rows + inner_row",
+            "row_mask = inner_row[:, None] < inner_rows",
+            *_group_lines(body.domain.rows, self.rows, "row", "BLOCK_M"),
+        ]
+
+    def loop_lines(self, body: Body, inside: Sequence[str]) -> list[str]:
+        """The loop over a piece's tiles around the statements ``inside``."""
+        if not self.cols:
+            head = [
+                "first_col = piece.to(INDEX) * piece_size",
+                "for start in range(first_col, tl.minimum(first_col + piece_size, n_cols), BLOCK_N):",
+            ]
+            place = ["cols = start + tl.arange(0, BLOCK_N)", "col_mask = cols[None, :] < n_cols"]
+            place += ["mask = row_mask & col_mask", *index_lines(body.domain.cols, "cols")]
+            return [*head, *(f"    {line}" for line in (*place, *inside))]
+        head = [
+            "first_tile = piece * piece_tiles",
+            "for tile in range(first_tile, tl.minimum(first_tile + piece_tiles, n_tiles)):",
+        ]
+        place = [
+            "outer_col = (tile // col_tiles).to(INDEX)",
+            "inner_col = tile % col_tiles * BLOCK_N + tl.arange(0, BLOCK_N)",
+            "cols = outer_col * inner_cols + inner_col",
+            "col_mask = inner_col[None, :] < inner_cols",
+            "mask = row_mask & col_mask",
+            *_group_lines(body.domain.cols, self.cols, "col", "BLOCK_N"),
+        ]
+        return [*head, *(f"    {line}" for line in (*place, *inside))]
+
+    def count_lines(self) -> list[str]:
+        """``counts``: how many columns each of ``pieces`` has."""
+        if not self.cols:
+            return ["counts = tl.minimum(tl.maximum(n_cols - pieces * piece_size, 0), piece_size).to(tl.float32)"]
+        return [
+            "ends = tl.minimum((pieces + 1) * piece_tiles, n_tiles)",
+            "starts = tl.minimum(pieces * piece_tiles, n_tiles)",
+            "counts = (ends // col_tiles - starts // col_tiles) * inner_cols",
+            "counts += tl.minimum(ends % col_tiles * BLOCK_N, inner_cols)",
+            "counts -= tl.minimum(starts % col_tiles * BLOCK_N, inner_cols)",
+            "counts = counts.to(tl.float32)",
+        ]
+
+    def launch_lines(self, body: Body, elements: int) -> list[str]:
+        """Sizes of tiles and pieces."""
+        inner_rows = self._inner_size(body, body.domain.rows, "n_rows") if self.rows else ""
+        lines = [f"inner_rows = {inner_rows}"] if self.rows else []
+        lines += [f"block_m = min({TALL}, triton.next_power_of_2(inner_rows))"] if self.rows else ["block_m = 1"]
+        width = "n_cols"
+        if self.cols:
+            lines.append(f"inner_cols = {self._inner_size(body, body.domain.cols, 'n_cols')}")
+            width = "inner_cols"
+        lines.append(f"block_n = min({elements} // block_m, triton.next_power_of_2({width}))")
+        lines.append("# Pieces of whole tiles, as many as keep the device busy.")
+        if self.rows:
+            lines.append("row_tiles = triton.cdiv(inner_rows, block_m)")
+        lines.append(
+            f"tiles_m = {'row_tiles * (n_rows // inner_rows)' if self.rows else 'triton.cdiv(n_rows, block_m)'}"
+        )
+        tiles = "tiles_n"
+        if self.cols:
+            tiles = "n_tiles"
+            lines += ["col_tiles = triton.cdiv(inner_cols, block_n)", "n_tiles = col_tiles * (n_cols // inner_cols)"]
+        else:
+            lines.append("tiles_n = triton.cdiv(n_cols, block_n)")
+        lines.append(f"wanted = min({tiles}, 8192 // block_m, max(1, {PROGRAMS} // max(1, tiles_m)))")
+        if self.cols:
+            return [
+                *lines, "piece_tiles = triton.cdiv(n_tiles, wanted)", "n_pieces = triton.cdiv(n_tiles, piece_tiles)"
+            ]  # fmt: skip
+        return [
+            *lines, "piece_size = triton.cdiv(tiles_n, wanted) * block_n", "n_pieces = triton.cdiv(n_cols, piece_size)"
+        ]  # fmt: skip
+
+    def _inner_size(self, body: Body, groups: Sequence[Group], total: str) -> str:
+        if len(groups) == 1:
+            return total
+        return group_size_text(groups[-1], list(body.region.inputs), dict(body.names))
+
+
+def walk_of(body: Body) -> Walk:
+    """The walk of a whole region: by rows' or columns' innermost groups where that pays."""
+    region, domain = body.region, body.domain
+    turned = any(transposed(item, region.columns) for item in region.inputs)
+    rows = domain.rows[-1].dims if turned and domain.rows else ()
+    cols = domain.cols[-1].dims if len(domain.cols) > 1 else ()
+    if math.prod(region.shape[dim] for dim in cols) < LEAST_INNER:
+        cols = ()
+    return Walk(rows, cols)
+
+
+def _group_lines(groups: Sequence[Group], inner: tuple[int, ...], side: str, block: str) -> list[str]:
+    """Indices of ``groups``; where the last one is the walk's own, the others are the same for the whole tile."""
+    flat = f"{side}s"
+    if len(groups) < 2 or groups[-1].dims != inner:
+        return index_lines(tuple(groups), flat)
+    lines, rest = [f"{groups[-1].index} = inner_{side}"], f"outer_{side}"
+    for group in reversed(groups[1:-1]):
+        lines.append(f"{group.index} = {rest} % {group.size} + tl.zeros(({block},), tl.int32)")
+        rest = f"{rest} // {group.size}"
+    return [*lines, f"{groups[0].index} = {rest} + tl.zeros(({block},), tl.int32)"]
