@@ -21,7 +21,7 @@ from typing import Any
 from drk.gym.arena import Arena
 from drk.gym.errors import ProtocolError, ZygoteError
 from drk.gym.protocol import AsyncChannel
-from drk.gym.sandbox import MemoryWatch, descendants, scratch_bytes, terminate
+from drk.gym.sandbox import MemoryWatch, cpu_seconds, descendants, scratch_bytes, terminate
 from drk.gym.settings import GymSettings
 from drk.gym.zygote_client import ZygoteClient
 
@@ -182,6 +182,10 @@ class RunnerHandle:
         """Return how many processes live below this Runner beyond those that it started with."""
         now = await asyncio.to_thread(descendants, self.pid)
         return max(len(now) - self._born_with, 0)
+
+    def cpu_s(self) -> float:
+        """Return the processor time that the Runner and what lives below it have used."""
+        return cpu_seconds(self.pid) + sum(cpu_seconds(process.pid) for process in descendants(self.pid))
 
     def log_text(self) -> str:
         """Return what user code printed, cut to the limit."""

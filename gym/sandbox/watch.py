@@ -53,6 +53,16 @@ def _processes() -> dict[int, Process]:
     return {process.pid: process for process in found if process is not None}
 
 
+def cpu_seconds(pid: int) -> float:
+    """Processor time that ``pid`` has used, all its threads together; 0 when it is gone."""
+    try:
+        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:  # noqa: PTH123 - as above
+            fields = handle.read().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 class ProcessTable:
     """All processes of the machine as they were at most ``max_age_s`` ago, for many watches at once.
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from drk.gym.sandbox import MemoryWatch, ProcessTable, descendants, scratch_bytes, terminate
+from drk.gym.sandbox import MemoryWatch, ProcessTable, cpu_seconds, descendants, scratch_bytes, terminate
 from drk.gym.sandbox.watch import Process, _read_process, _signal
 
 MEGABYTE = 1 << 20
@@ -251,3 +251,14 @@ def test_watches_share_a_table_until_it_is_old():
             )
             table.max_age_s = 0.0
             assert MemoryWatch(second.pid, 1 << 40, table=table).usage().memory_bytes > 0
+
+
+def test_processor_time_is_work_not_waiting():
+    with running("deadline = time.process_time() + 0.5\nwhile time.process_time() < deadline: pass") as busy:
+        assert cpu_seconds(busy.pid) >= 0.4
+        before = cpu_seconds(busy.pid)
+        time.sleep(0.3)
+        assert cpu_seconds(busy.pid) - before < 0.2
+        busy.kill()
+        busy.wait()
+        assert cpu_seconds(busy.pid) == 0.0
