@@ -44,6 +44,17 @@ class GpuLock:
         async with _held(self.turnstile, fcntl.LOCK_EX), _held(self.path, fcntl.LOCK_EX):
             yield
 
+    def contended(self) -> bool:
+        """Whether another process waits for the lock right now."""
+        fd = os.open(self.turnstile, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        finally:
+            os.close(fd)
+        return False
+
 
 @asynccontextmanager
 async def _held(path: Path, operation: int) -> AsyncIterator[None]:
@@ -90,7 +101,11 @@ class GpuTurns:
     async def sharing(self) -> AsyncIterator[None]:
         """Use the GPU beside others; nobody is timed meanwhile."""
         async with self._changed:
-            await self._changed.wait_for(lambda: not self._timing and self._waiting < self.batch)
+            await self._changed.wait_for(self._open)
+            # Joining would keep another process that waits from its turn for as long as anybody of ours shares.
+            while self._sharers and self.lock.contended():
+                await self._changed.wait()
+                await self._changed.wait_for(self._open)
             if self._sharers == 0:
                 await self._hold(self.lock.shared())
             self._sharers += 1
@@ -131,6 +146,9 @@ class GpuTurns:
     def waiting(self) -> int:
         """How many wait to be timed."""
         return self._waiting
+
+    def _open(self) -> bool:
+        return not self._timing and self._waiting < self.batch
 
     def _busy(self) -> bool:
         return self._held is not None

@@ -148,3 +148,29 @@ async def test_a_timer_cancelled_while_another_process_holds_the_gpu_lets_others
     release(holder)
     async with asyncio.timeout(30), turns.sharing():
         pass
+
+
+async def test_newcomers_do_not_keep_another_process_waiting(tmp_path: Path) -> None:
+    turns = GpuTurns(GpuLock("GPU-x/../y", tmp_path))
+    order: list[str] = []
+    command = [sys.executable, "-c", HOLDER, str(tmp_path), "exclusive"]
+
+    async def newcomer() -> None:
+        async with turns.sharing():
+            order.append("newcomer")
+
+    async with turns.sharing():
+        other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+        async with asyncio.timeout(60):
+            while not turns.lock.contended():
+                await asyncio.sleep(0.01)
+        late = asyncio.create_task(newcomer())
+        await asyncio.sleep(0.1)
+        assert order == []
+    assert other.stdout is not None
+    assert await asyncio.to_thread(other.stdout.readline) == "held\n"
+    assert order == []
+    release(other)
+    async with asyncio.timeout(30):
+        await late
+    assert order == ["newcomer"]
