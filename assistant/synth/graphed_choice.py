@@ -24,6 +24,8 @@ LAUNCH_US = 5.0
 MIN_LAUNCHES = 2
 WORTHWHILE = 1.5
 """A latency of so many times the device time is bound by launches."""
+GRAPH_US = 20.0
+"""What the host does for a replay: the call's kind, a copy, a launch, and a copy of the result."""
 MAX_DEVICE_US = 1000.0
 MAX_INPUT_BYTES = 8 * 2**20
 """Up to so many bytes of inputs a graph is tried on an estimate alone."""
@@ -121,9 +123,10 @@ def launch_bound(graph: Graph, history: Sequence[Any], facts: DeviceFacts) -> An
     """Return the turn that is to be tried in a graph, or None.
 
     Of the accepted turns without a graph that a GPU measured to be bound by launches, the one that takes the least time
-    on the device. Copies of inputs and results must cost less than half of what can be gained.
+    on the device. What a replay costs beside its kernels must be small beside what can be gained.
     """
     copies_us = 2 * sum(_moved_bytes(graph)) / (facts.bandwidth_gb_s * 1e3)
+    least_us = GRAPH_US + 2 * copies_us
     found: list[tuple[float, int]] = []
     for index, turn in enumerate(history):
         latency_us, device_us = measured_us(getattr(turn, "verdict", None))
@@ -133,7 +136,7 @@ def launch_bound(graph: Graph, history: Sequence[Any], facts: DeviceFacts) -> An
             or not 0.0 < device_us <= MAX_DEVICE_US
         ):
             continue
-        if latency_us > WORTHWHILE * device_us and copies_us < 0.5 * (latency_us - device_us):
+        if latency_us > WORTHWHILE * device_us and latency_us - device_us > least_us:
             found.append((device_us, index))
     return history[min(found)[1]] if found else None
 

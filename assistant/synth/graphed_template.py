@@ -34,7 +34,7 @@ class GraphedCalls:
         self.limit = limit
         self.recorded: dict[Any, Any] = {}  # kind of call: graph, its inputs, its results; or None where that failed
         self.pools: dict[Any, Any] = {}  # stream: memory that its graphs share, and the stream that records them
-        self.weights: list[tuple[Any, str]] | None = None  # the dictionaries that hold weights, with their keys
+        self.holders: list[Any] | None = None  # the dictionaries of the module and its parts that hold weights
         self.lock = threading.Lock()
         self.interpreted = os.environ.get("TRITON_INTERPRET") == "1"
 
@@ -63,12 +63,12 @@ class GraphedCalls:
             return False
         if not all(one.is_cuda for one in inputs) or torch.cuda.is_current_stream_capturing():
             return False
-        if self.weights is None:
-            holders = [holder for part in module.modules() for holder in (part._parameters, part._buffers)]
-            self.weights = [(holder, key) for holder in holders for key, one in holder.items() if one is not None]
+        if self.holders is None:
+            self.holders = [one for part in module.modules() for one in (part._parameters, part._buffers) if one]
         if not torch.is_grad_enabled():
             return True
-        return not any(one.requires_grad for one in (*inputs, *(holder[key] for holder, key in self.weights)))
+        weights = [one for holder in self.holders for one in holder.values()]
+        return not any(one.requires_grad for one in (*inputs, *weights))
 
     def kind(self, inputs: Any) -> tuple[Any, ...]:
         """Return what has to be as it was when a call was recorded. A graph reads weights by their addresses."""
@@ -76,18 +76,19 @@ class GraphedCalls:
         found: list[Any] = [device, torch._C._cuda_getCurrentRawStream(device)]
         for one in inputs:
             found += (one.get_device(), one.shape, one.stride(), one.dtype)
-        for holder, key in self.weights or ():
-            found += (holder[key].data_ptr(), holder[key].dtype)
+        for holder in self.holders or ():
+            for one in holder.values():
+                found += (one.data_ptr(), one.dtype)
         return tuple(found)
 
     def record(self, module: Any, inputs: Any) -> Any:
         """Record one call; return the graph, its inputs and its results, or None where it cannot be recorded."""
         home, side = torch.cuda.current_stream(), torch.cuda.Stream()
         with torch.inference_mode(False), torch.no_grad():
-            held = [torch.empty_like(one) for one in inputs]
             side.wait_stream(home)
             try:
                 with torch.cuda.stream(side):
+                    held = [torch.empty_like(one) for one in inputs]
                     torch._foreach_copy_(held, inputs)
                     for _ in range(3):  # compiles kernels and loads libraries, which a capture does not allow
                         module.launch(*held)
@@ -97,6 +98,8 @@ class GraphedCalls:
                     pool, stream = self.pools[home]
                     with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                         results = module.launch(*held)
+                for one in held:
+                    one.record_stream(home)
             except RuntimeError as error:
                 logging.getLogger(__name__).warning("kernels are started one by one: %s", error)
                 return None

@@ -197,7 +197,8 @@ def _forward(
     if graphed:
         call = f"return self.{ATTRIBUTE}(self, {', '.join(item.path for item in tensors)})"
         inputs = ", ".join(names[item.name] for item in tensors)
-        launch = f"    def {METHOD}(self, {inputs}):\n{indent(_body(graph, steps, names), 8)}\n"
+        body = ['"""Start the kernels of one call."""', *_body(graph, steps, names)]
+        launch = f"    def {METHOD}(self, {inputs}):\n{indent(body, 8)}\n"
         return f"{head}{indent([*checks, call], 8)}\n\n{launch}"
     used = {name for step in steps for node in step.nodes for name in node.inputs()}
     for item in tensors:
