@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-pytest.importorskip("transformers", reason="needs the train extra")
+pytest.importorskip("accelerate", reason="needs the train extra")
 
 import torch
 
