@@ -106,8 +106,8 @@ def _backward_lines(passes: Passes) -> list[str]:
     for line, results in _step_lines(reverse.graph, passes.backward_steps, names):
         wanted = served.get(results[0]) if len(results) == 1 else None
         lines.append(line if wanted is None else f"{line} if ctx.needs_input_grad[{wanted}] else None")
-    results = [names[value] if value is not None else "None" for value in reverse.gradients]
-    return [*lines, f"return {', '.join(results)}"]
+    gradients = [names[value] if value is not None else "None" for value in reverse.gradients]
+    return [*lines, f"return {', '.join(gradients)}"]
 
 
 def _served(passes: Passes) -> dict[str, int]:
@@ -131,7 +131,7 @@ def _step_lines(graph: Graph, steps: Sequence[Step], names: Mapping[str, str]) -
     metas, sizes = graph.metas(), size_constants(graph)
     tensors = [item for item in graph.placeholders if item.meta.shape] or list(graph.placeholders)
     device = f"{names[tensors[0].name]}.device"
-    lines = []
+    lines: list[tuple[str, tuple[str, ...]]] = []
     for step in steps:
         if step.kernel is None:
             node = step.nodes[0]

@@ -102,7 +102,7 @@ def differentiate(
                 continue
             repeats = is_pointwise(node, metas)
             own = tape.summed(part, node.meta.shape, metas[operand.name].shape) if repeats else part
-            before = sums.get(operand.name)
+            before, own = sums.get(operand.name), tape.widen(own)
             sums[operand.name] = own if before is None else tape.emit("add.Tensor", before, own)
     return _closed(segment, tape, sums, tuple(cotangents.values()))
 
@@ -131,7 +131,7 @@ def _closed(segment: Segment, tape: Tape, sums: Mapping[str, Ref], cotangents: t
     wanted = [item.name for item in gradients if item is not None]
     nodes = _live(tape.draft.nodes, wanted)
     final = {name: item for name, item in zip(segment.inputs, gradients, strict=True) if item is not None}
-    table = _gradient_names(nodes, {**sums, **final}, tape)
+    table = _gradient_names(nodes, (final, sums), tape)
     nodes = [_renamed(node, table) for node in nodes]
     results = tuple(None if item is None else table.get(item.name, item.name) for item in gradients)
     nodes = _shared(nodes, tape.metas)
@@ -175,13 +175,14 @@ def _live(nodes: Sequence[Node], wanted: Sequence[str]) -> list[Node]:
     return kept[::-1]
 
 
-def _gradient_names(nodes: Sequence[Node], sums: Mapping[str, Ref], tape: Tape) -> dict[str, str]:
-    """``d_<value>`` for every gradient that is a node of its own."""
+def _gradient_names(nodes: Sequence[Node], found: Sequence[Mapping[str, Ref]], tape: Tape) -> dict[str, str]:
+    """``d_<value>`` for every gradient that is a node of its own, ``d_<value>_wide`` for what is rounded to it."""
     made = {node.name for node in nodes} - set(tape.forward)
     taken = {*tape.metas, *tape.draft.taken}
     table: dict[str, str] = {}
-    for value, gradient in sums.items():
+    for value, gradient in (pair for mapping in found for pair in mapping.items()):
         wish = f"d_{tape.names[value]}"
+        wish = f"{wish}_wide" if wish in taken else wish
         if gradient.name in made and gradient.name not in table and wish not in taken:
             table[gradient.name] = wish
             taken.add(wish)

@@ -100,10 +100,17 @@ def _function(segment: Segment, writing: _Writing) -> tuple[KernelText, list[Reg
         return None
     name = _segment_name(planned[0] or planned[1])
     back_names = _backward_names(reverse, writing.names)
-    write = {"variant": writing.variant, "multiprocessors": writing.multiprocessors}
-    ahead = write_steps(forward, planned[0], writing.names, writing.table, **write)
-    table = writing.table
-    back = write_steps(reverse.graph, planned[1], back_names, table, **write, words=lambda _region: f"{name}_backward")
+    variant, table, count = writing.variant, writing.table, writing.multiprocessors
+    ahead = write_steps(forward, planned[0], writing.names, table, variant, multiprocessors=count)
+    back = write_steps(
+        reverse.graph,
+        planned[1],
+        back_names,
+        table,
+        variant,
+        multiprocessors=count,
+        words=lambda _region: f"{name}_backward",
+    )
     own = table.claim(name if name not in {s.kernel.name for s in ahead if s.kernel is not None} else f"{name}_train")
     class_name = table.claim("".join(word.capitalize() for word in name.split("_")))
     passes = Passes(segment, reverse, forward, ahead, writing.names, back, back_names)

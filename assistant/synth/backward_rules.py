@@ -183,7 +183,7 @@ def _rsqrt(tape: Tape, _node: Node, y: Ref, gradient: Ref) -> Ref:
 
 
 def _alpha(node: Node) -> float:
-    return argument(node, 2, "alpha", 1)
+    return float(argument(node, 2, "alpha", 1))
 
 
 def _scaled(tape: Tape, value: Ref, factor: float) -> Ref:

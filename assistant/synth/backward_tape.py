@@ -109,7 +109,14 @@ class Tape:
         """Round to ``dtype``, as products and results need it."""
         if self.draft.metas[value.name].dtype == dtype:
             return value
+        made = self.maker(value)
+        if made is not None and made.bare_op == "_to_copy" and self.draft.metas[made.args[0].name].dtype == dtype:
+            return Ref(made.args[0].name)  # it was only widened
         return self.emit("_to_copy.default", value, dtype=Symbol("dtype", dtype))
+
+    def widen(self, value: Ref) -> Ref:
+        """A gradient as float32, as the tape has them all."""
+        return self.narrow(value, "float32") if self.draft.metas[value.name].dtype in HALVES else value
 
     def full(self, value: Ref, shape: tuple[int, ...]) -> Ref:
         """A gradient with all of its dimensions."""
