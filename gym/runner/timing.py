@@ -40,6 +40,8 @@ class Timer:
         self.forms: dict[str, Callable[..., Any]] = {}
         self.calls: list[tuple[list[Any], dict[str, Any]]] = []
         self.values: list[Any] = []
+        self.keys: list[int] = []
+        self.draws = False
         self.form = "eager"
         self.flush: torch.Tensor | None = None
 
@@ -54,6 +56,7 @@ class Timer:
         args, kwargs = self._draw(key)
         times: list[float] = []
         value: Any = None
+        random_before = torch.cuda.get_rng_state()
         start = _CLOCK()
         while len(times) < MAX_WARM_CALLS and _CLOCK() - start < MAX_WARM_S:
             self.session.snapshot.restore(self.session.built)
@@ -65,6 +68,7 @@ class Timer:
             times.append(_CLOCK() - before)
             if len(times) >= MIN_WARM_CALLS and times[-1] > 0.7 * times[-2] and sum(times[1:]) > 0.025:
                 break
+        self.draws = self.draws or not torch.equal(random_before, torch.cuda.get_rng_state())
         return {
             "first_s": times[0],
             "latency_s": min(times),
@@ -118,6 +122,7 @@ class Timer:
         self.form = message["form"]
         self.values = []
         self.calls = []
+        self.keys = [int(key) for key in message["keys"]]
         self.session.snapshot.restore(self.session.built)
         for key in message["keys"]:
             self.calls.append(self._draw(int(key)))
@@ -150,7 +155,8 @@ class Timer:
             if repeat:
                 self._cycle(forward, repeat)
             else:
-                for args, kwargs in self.calls:
+                for index, (args, kwargs) in enumerate(self.calls):
+                    self._seed(index)
                     self.values.append(forward(*args, **kwargs))
             _RECORD(end)
         _SYNCHRONIZE()
@@ -160,7 +166,13 @@ class Timer:
         count = len(self.calls)
         for index in range(repeat):
             args, kwargs = self.calls[index % count]
+            self._seed(index % count)
             self.values = [forward(*args, **kwargs)]
+
+    def _seed(self, index: int) -> None:
+        """Have a module that draws random numbers draw the same ones in both Runners, where it does so at all."""
+        if self.draws:
+            torch.manual_seed(self.keys[index] & 0x7FFFFFFF)
 
     def outputs(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Lay out what call ``index`` of the last window returned."""
