@@ -12,6 +12,7 @@ them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import takewhile
 
 from drk.assistant.synth.body import Body, tidy
 from drk.gym.graph import Node
@@ -107,7 +108,8 @@ def only_centres(body: Body, node: Node) -> bool:
 
 def _variance_lines(body: Body, node: Node, source: str, total: str) -> list[str]:
     name = body.names[node.name]
-    means = (other for other in body.region.nodes if other.bare_op == "mean" and other.args[0] == node.args[0])
+    earlier = takewhile(lambda other: other.name != node.name, body.region.nodes)
+    means = (other for other in earlier if other.bare_op == "mean" and other.args[0] == node.args[0])
     mean = next((body.names[other.name] for other in means), None)
     centre = mean or f"{name}_mean"
     lines = [] if mean else [f"{name}_mean = {total} / n_cols"]
