@@ -1,1 +1,1 @@
-"""The language server, which will show profiles and offer verified kernels in editors. Nothing is here yet."""
+"""The language server: shows stored profiles in editors, and offers verified kernels there (``drk lsp``)."""

@@ -46,5 +46,14 @@ def test_other_command_lines_go_through_the_parser() -> None:
     assert "--tcp and --stdio exclude each other" in done.stderr
 
 
+def test_a_missing_extra_is_named_on_this_way_too() -> None:
+    program = REPORT.replace("code = ", "sys.modules['pygls'] = None\ncode = ")
+    words = [sys.executable, "-c", program, "lsp"]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True)
+    assert "drk lsp needs the lsp extra" in done.stderr
+    assert "pip install 'drk[lsp]'" in done.stderr
+    assert json.loads(done.stderr.rpartition("@")[2])[0] == 2
+
+
 def test_every_announced_command_has_its_code() -> None:
     assert set(HANDLERS) == set(COMMANDS)
