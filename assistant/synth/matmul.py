@@ -234,9 +234,11 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> l
         tiles = f"{tiles} * ({out}.numel() // (n_rows * n_cols))"
         largest = f"{left}.numel(), {out}.numel(), {rights[0]}.numel()"
     else:
-        flat = f"{left}_2d"
+        matrix = len(body.metas[product.left].shape) == 2
+        flat = left if matrix else f"{left}_2d"
         strides = [f"{item}.stride({axis})" for item in (flat, *rights) for axis in (0, 1)]
-        lines += [f"{flat} = {left}.reshape(-1, {left}.shape[-1])", f"n_rows, n_inner = {flat}.shape"]
+        lines += [] if matrix else [f"{flat} = {left}.reshape(-1, {left}.shape[-1])"]
+        lines += [f"n_rows, n_inner = {flat}.shape"]
         lines += [f"n_cols = {rights[0]}.shape[{column + 2}]"]
         largest = f"{flat}.numel(), n_rows * n_cols, {rights[0]}.numel()"
     lines += [
