@@ -78,7 +78,7 @@ def agree(event_ms: float, wall_ms: float) -> bool:
 class Measurement:
     """Timing on one GPU."""
 
-    def __init__(self, uuid: str, timing: Timing, batch: int) -> None:
+    def __init__(self, uuid: str, timing: Timing, batch: int = 1) -> None:
         self.uuid = uuid
         self.turns = GpuTurns(GpuLock(uuid), batch)
         self.timing = timing
