@@ -26,14 +26,18 @@ CONFIGS = Path(__file__).parents[2] / "training" / "recipes" / "accelerate"
 
 @pytest.mark.slow
 @pytest.mark.long
-def test_data_and_sft_run_dry_and_give_a_card(tmp_path: Path) -> None:
-    for step in ("data", "sft", "card"):
-        command = [sys.executable, str(SCRIPT), step, "--out", str(tmp_path), "--dry-run"]
+@pytest.mark.timeout(900)
+def test_every_step_but_evaluation_runs_dry_and_gives_a_card(tmp_path: Path) -> None:
+    for step in ("data", "sft", "rl", "card"):
+        command = [sys.executable, str(SCRIPT), step, "--out", str(tmp_path), "--arm", "grpo-unequal", "--dry-run"]
         done = subprocess.run(command, capture_output=True, timeout=280, check=False)
         assert done.returncode == 0, done.stderr.decode()[-2000:]
     found = json.loads((tmp_path / "results" / "sft.json").read_text())
     assert found["steps"] == 2
     assert found["dry_run"] is True
+    arm = json.loads((tmp_path / "results" / "rl-grpo-unequal-0.json").read_text())
+    assert (arm["steps"], arm["arm"], len(arm["curve"])) == (1, "grpo-unequal", 1)
+    assert arm["curve"][0]["group/size_mean"] == pytest.approx((2 * 2 + 4 * 4) / 6)
     assert "these figures are of a dry run" in (tmp_path / "README.md").read_text().lower()
 
 

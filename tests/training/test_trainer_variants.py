@@ -111,7 +111,13 @@ VARIANTS = {
 }
 
 
-@pytest.mark.parametrize("name", list(VARIANTS))
+BY_DEFAULT = ("bfloat16, lora, checkpointing", "float32, continuous")
+"""The others are left to ``-m long``: each setting stands in one of these, or in a test of its own."""
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in BY_DEFAULT else pytest.mark.long) for name in VARIANTS]
+)
 def test_sampler_and_trainer_see_the_same_policy(tmp_path: Path, name: str) -> None:
     overrides, limit = VARIANTS[name]
     steps = 1 if "continuous" in name else 2
