@@ -1,6 +1,7 @@
 """Norms around convolutions: how often each kernel goes over tensors of full size, and results against float64."""
 
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch.nn.functional as F
 from modules import Function
 from torch import nn
 
+from drk.assistant.synth.pointwise import BLOCKS
 from drk.assistant.synth.propose import compile_graph, variants
 from drk.assistant.synth.split_reduction import passes_of
 
@@ -79,6 +81,7 @@ def small_groups():
     return Function(lambda s, x: F.silu(s.norm(F.relu(s.conv(x)))), **parts), image(2, 2, 12, 11)
 
 
+ROUNDING = 2.0**-24
 STATISTICS, RESULT = (1, 0), (1, 1)
 CASES = {
     conv_group_norm_silu: ([STATISTICS, RESULT], [STATISTICS, RESULT]),
@@ -130,3 +133,50 @@ def test_full_tensors_are_read_once_for_statistics_and_once_for_the_result(make,
         rows = traffic(type(compiled)(compiled.source, (), tuple(compiled_regions)), numel)
         assert rows == wanted, compiled.source
         assert set(torch_operators(compiled.source)) <= {"conv2d", "conv3d", "conv_transpose2d", "contiguous"}
+
+
+SHORT = (conv_group_norm_silu, group_norm_global_mean, small_groups)
+CHECKED = [make if make in SHORT else pytest.param(make, marks=pytest.mark.long) for make in (*CASES, residual_of_two)]
+
+
+@pytest.mark.parametrize("make", CHECKED)
+def test_both_layouts_agree_with_float64_at_two_sizes(make, interpreter, graph_of, errors):
+    module, args = make()
+    graph = graph_of(module.eval(), *args)
+    calls = [[args[0][:1]], [torch.randn(3, args[0].shape[1], *(6 + dim for dim in range(args[0].dim() - 2))) + 0.5]]
+    for variant in layouts(graph):
+        source = compile_graph(graph, replace(variant, block=BLOCKS[2])).source
+        for call, outputs in zip(calls, interpreter.run(source, module.state_dict(), calls), strict=True):
+            got, own = errors(module, call, outputs)
+            assert got <= max(3 * own, 4 * ROUNDING), f"error {got:.2e}, the reference's {own:.2e}\n{source}"
+            assert outputs[0].stride() == module(*call).stride(), source
+
+
+def test_a_convolution_block_is_three_convolutions_and_five_passes(graph_of):
+    module, args = residual_of_two()
+    graph = graph_of(module.eval(), *args)
+    numel = max(node.meta.numel for node in graph.nodes)
+    for variant in layouts(graph):
+        compiled = compile_graph(graph, variant)
+        rows = traffic(compiled, numel)
+        assert rows == [STATISTICS, STATISTICS, RESULT, (2, 1)], compiled.source
+        assert torch_operators(compiled.source).count("conv2d") == 3
+        assert all("self." not in line.split(",")[2] for line in compiled.source.splitlines() if "F.conv2d(" in line)
+
+
+def test_statistics_of_half_precision_are_float32(interpreter, graph_of):
+    module, _ = conv_group_norm_silu()
+    module = module.eval().bfloat16()
+    graph = graph_of(module, torch.randn(2, 2, 68, 66).bfloat16())
+    x = (torch.randn(2, 2, 12, 13) + 4).bfloat16()
+    exact = module.double()(x.double()).detach()
+    module.bfloat16()
+    own = (module(x).double() - exact).square().mean().sqrt()
+    for variant in layouts(graph):
+        compiled = compile_graph(graph, variant)
+        (outputs,) = interpreter.run(compiled.source, module.state_dict(), [[x]])
+        assert outputs[0].dtype == torch.bfloat16
+        assert (outputs[0].double() - exact).square().mean().sqrt() <= 1.5 * own
+        assert {
+            item.meta.dtype for region in compiled.regions if region.kind != "pointwise" for item in region.outputs
+        } == {"float32"}
