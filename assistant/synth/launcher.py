@@ -68,10 +68,10 @@ def memory_format(operand: Operand) -> str:
 
 
 def allocation_lines(body: Body) -> list[str]:
-    """One ``torch.empty`` per output."""
+    """One allocation per output; ``new_empty`` is the cheapest that takes sizes, but knows no memory formats."""
     operands = all_operands(body)
     names = dict(body.names)
-    device = f"{names[operands[0].value]}.device"
+    first = names[operands[0].value]
     lines = []
     for output in body.region.outputs:
         same = next((item for item in operands if item.meta == output.meta and item.order and not item.fixed), None)
@@ -82,8 +82,12 @@ def allocation_lines(body: Body) -> list[str]:
         dims = {axis: dim for dim, axis in enumerate(output.axes) if axis is not None}
         sizes = [size_text(dims[axis], operands, names) if output.varies[dims[axis]] else "1" for axis in sorted(dims)]
         shape = f"({', '.join(sizes)}{',' if len(sizes) == 1 else ''})"
-        options = [f"device={device}", f"dtype=torch.{output.meta.dtype}", memory_format(output)]
-        lines.append(f"{name} = torch.empty({', '.join([shape, *filter(None, options)])})")
+        dtype, layout = f"dtype=torch.{output.meta.dtype}", memory_format(output)
+        if layout:
+            lines.append(f"{name} = torch.empty({shape}, device={first}.device, {dtype}, {layout})")
+        else:
+            same_type = output.meta.dtype == operands[0].meta.dtype
+            lines.append(f"{name} = {first}.new_empty({shape if same_type else f'{shape}, {dtype}'})")
     return lines
 
 

@@ -16,13 +16,23 @@ def test_readable_forms():
     assert call("aten.linear.default", Ref("x"), Ref("w")) == "F.linear(x, self.w)"
     assert call("aten.transpose.int", Ref("x"), 1, 2) == "x.transpose(1, 2)"
     assert call("getitem", Ref("x"), 1) == "x[1]"
-    assert call("aten.cumsum.default", Ref("x"), -1) == "torch.ops.aten.cumsum.default(x, -1)"
+    assert call("aten.cumsum.default", Ref("x"), -1) == "x.cumsum(-1)"
+    assert call("aten.zeros_like.default", Ref("x"), pin_memory=False) == "torch.zeros_like(x)"
+    assert call("aten.logcumsumexp.default", Ref("x"), -1) == "torch.ops.aten.logcumsumexp.default(x, -1)"
+
+
+def test_slices():
+    cut = "aten.slice.Tensor"
+    assert call(cut, Ref("x"), 1, 2, 5, shape=(4, 3), before=(4, 8)) == "x[:, 2:5]"
+    assert call(cut, Ref("x"), -1, 0, 2**63 - 1, 2, shape=(4, 4), before=(4, 8)) == "x[:, ::2]"
+    assert call(cut, Ref("x"), 0, -3, None, shape=(3, 8), before=(4, 8)) == "x[-3:]"
+    assert call(cut, Ref("x"), 0, shape=(4, 8), before=(4, 8)) == "x[:]"
 
 
 def test_devices_and_constants():
     device, dtype = Symbol("device", "cuda:0"), Symbol("dtype", "float32")
     text = call("aten.full.default", (2, 3), float("-inf"), dtype=dtype, device=device, pin_memory=None)
-    assert text == 'torch.ops.aten.full.default([2, 3], float("-inf"), dtype=torch.float32, device=x.device)'
+    assert text == 'torch.full([2, 3], float("-inf"), dtype=torch.float32, device=x.device)'
 
 
 def test_sizes_follow_the_input():
