@@ -71,8 +71,7 @@ COMMANDS: Mapping[str, Lazy] = {
 }
 
 PLAIN: Mapping[tuple[str, ...], str] = {("lsp",): "serve_stdio", ("lsp", "--stdio"): "serve_stdio"}
-"""Command lines that programs give and wait for, and the function that each stands for: done without the parser of
-options, which takes a sixth of a language server's start (it reads them with pydantic)."""
+"""Command lines that editors give and wait for, by function: without the parser of options, which loads pydantic."""
 
 EXAMPLES = """\b
 Examples:
@@ -379,14 +378,13 @@ def run(argv: Sequence[str], *, log_dir: Path | None = None, protect: bool = Fal
     boundary = Boundary(options, as_json=wants_json(argv), log_dir=log_dir)
     with boundary:
         if plain := PLAIN.get(tuple(argv)):
-            _run_plain(argv[0], plain, protect=protect)
-            return ExitCode.OK
+            return _run_plain(argv[0], plain, protect=protect)
         code = root_command().main(args=list(argv), prog_name="drk", standalone_mode=False, obj=options)
         return int(code) if isinstance(code, int) else ExitCode.OK
     return boundary.exit_code
 
 
-def _run_plain(name: str, attribute: str, *, protect: bool) -> None:
+def _run_plain(name: str, attribute: str, *, protect: bool) -> int:
     """Do a command of :data:`PLAIN`. What its modules are made of stays: the garbage collector never looks at it."""
     if protect:
         importlib.import_module("drk.gym.sandbox").protect_process()
@@ -394,7 +392,7 @@ def _run_plain(name: str, attribute: str, *, protect: bool) -> None:
     work = import_command(name, COMMANDS[name], attribute)
     gc.freeze()
     gc.enable()
-    work()
+    return work() or ExitCode.OK
 
 
 def main() -> None:
