@@ -90,26 +90,20 @@ def trajectories(  # noqa: PLR0913, PLR0917 - one parameter for each option
         settings = GymSettings(device=device, seeds=2, parallel=parallel, offline_compile=False)
         tasks = read_tasks(source)
         if model:
-            asked = model_settings(base_url, model_option or (), max_cost)
             share = None if max_cost is None else max_cost / max(len(tasks) * samples, 1)
             judging = {"seeds": settings.seeds, "sandbox": settings.sandbox}
             episodes = EpisodePlan(turns, samples, parallel, max_cost_usd=share, judging=judging)
-            proposer = make_proposer(model, asked)
-            found = asyncio.run(_propose(tasks, proposer, episodes, settings, gym, out.with_name(out.name + ".runs")))
+            proposer = make_proposer(model, model_settings(base_url, model_option or (), max_cost))
+            found = asyncio.run(_propose(tasks, proposer, episodes, settings, gym, out))
         else:
             plan = DemonstrationPlan(turns=turns, fault_share=fault_share, seed=seed)
             found = asyncio.run(_collect(tasks, plan, settings, gym, parallel))
         kept = filtered(found.demonstrations, keep, min_speedup=min_speedup)
         written = write_demonstrations(out, kept)
-    facts: dict[str, Any] = {
-        "file": str(out),
-        "demonstrations": written,
-        "left_out": len(found.demonstrations) - written,
-        "turns": sum(len(one.turns) for one in kept),
-        "accepted_turns": sum(turn.verdict.accepted for one in kept for turn in one.turns),
-        "without": found.without or "none",
-    }
-    print_facts(console_from(ctx), facts, as_json=output == "json")
+    accepted = [turn.verdict.accepted for one in kept for turn in one.turns]
+    facts: dict[str, Any] = {"file": str(out), "demonstrations": written, "turns": len(accepted)}
+    facts |= {"accepted_turns": sum(accepted), "left_out": len(found.demonstrations) - written}
+    print_facts(console_from(ctx), facts | {"without": found.without or "none"}, as_json=output == "json")
 
 
 async def _collect(tasks: Any, plan: Any, settings: Any, url: str | None, parallel: int) -> Any:
@@ -119,11 +113,11 @@ async def _collect(tasks: Any, plan: Any, settings: Any, url: str | None, parall
         return await collect_demonstrations(gym, tasks, plan, parallel=parallel)
 
 
-async def _propose(tasks: Any, proposer: Any, plan: Any, settings: Any, url: str | None, folder: Path) -> Any:
+async def _propose(tasks: Any, proposer: Any, plan: Any, settings: Any, url: str | None, out: Path) -> Any:
     from drk.training.proposer_trajectories import collect_episodes
 
     async with opened(proposer), open_gym(settings, url) as gym:
-        return await collect_episodes(gym, tasks, proposer, plan, folder)
+        return await collect_episodes(gym, tasks, proposer, plan, out.with_name(f"{out.name}.runs"))
 
 
 @app.command("export")
