@@ -85,7 +85,7 @@ def differentiate(
     forward = {node.name: node for node in segment.nodes}
     given = frozenset([*segment.inputs, *segment.outputs, *_factors(segment, metas)])
     tops = () if exact_maxima else (n for n in forward if n.startswith("row_max") and forward[n].bare_op == "amax")
-    cotangents = {name: f"d_{names[name]}" for name in segment.outputs if name in segment.needing}
+    cotangents = {name: _cotangent(names[name], metas) for name in segment.outputs if name in segment.needing}
     known = {**metas, **{d: _dense(metas[name]) for name, d in cotangents.items()}}
     tape = Tape(forward, known, {**names, **{d: d for d in cotangents.values()}}, given, frozenset(tops))
     sums = {name: tape.value(Ref(cotangent)) for name, cotangent in cotangents.items()}
@@ -105,6 +105,13 @@ def differentiate(
             before, own = sums.get(operand.name), tape.widen(own)
             sums[operand.name] = own if before is None else tape.emit("add.Tensor", before, own)
     return _closed(segment, tape, sums, tuple(cotangents.values()))
+
+
+def _cotangent(name: str, taken: Mapping[str, TensorMeta]) -> str:
+    wish = f"d_{name}"
+    while wish in taken:
+        wish += "_"
+    return wish
 
 
 def _factors(segment: Segment, metas: Mapping[str, TensorMeta]) -> list[str]:

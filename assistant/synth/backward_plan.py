@@ -17,7 +17,7 @@ from dataclasses import replace
 from drk.assistant.synth.domain import Operand
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.planner import build, plan
-from drk.assistant.synth.regions import Facts, Region, Rules, facts_of, product_of, reduced_dims
+from drk.assistant.synth.regions import REDUCTIONS, Facts, Region, Rules, facts_of, product_of, reduced_dims
 from drk.gym.graph import Graph, Node, Ref, references
 
 MAX_SUM_COLUMNS = 8192
@@ -41,13 +41,13 @@ def plan_backward(graph: Graph, rules: Rules) -> list[Region]:
         taken = frozenset(name for item in regions for name in item.names)
         rest = replace(rules, row=False, excluded=excluded | taken)
         regions += [item for item in plan(graph, rest) if item.outputs]
+    others = frozenset(node.name for node in graph.nodes) - (own - aside)
+    regions += [item for item in plan(graph, replace(rules, matmul=False, excluded=others)) if item.outputs]
     for node in sums:
         index = next((i for i, region in enumerate(regions) if _takes(region, node, facts)), None)
         if index is not None:
             regions[index] = _joined(regions[index], node, facts)
-    others = frozenset(node.name for node in graph.nodes) - own
-    found = [item for item in plan(graph, replace(rules, matmul=False, excluded=others)) if item.outputs]
-    return regions + [item for item in found if len(item.nodes) > 1]
+    return [item for item in regions if len(item.nodes) > 1 or not own & item.names]
 
 
 def with_own_sums(graph: Graph) -> Graph:
@@ -68,7 +68,7 @@ def with_own_sums(graph: Graph) -> Graph:
         return clones[name, dims].name
 
     for node in graph.nodes:
-        dims = _scattered(node, facts)
+        dims = _scattered(node, facts) or _too_wide(node, graph, facts)
         nodes.append(replace(node, args=(Ref(own(node.args[0].name, dims)), *node.args[1:])) if dims else node)
     needed = {*references(graph.output)}
     kept: list[Node] = []
@@ -85,6 +85,16 @@ def _scattered(node: Node, facts: Facts) -> tuple[int, ...]:
     if found is None or 0 not in found[0] or _sums_rows(node, facts):
         return ()
     return found[0] if len(found[0]) < len(facts.metas[node.args[0].name].shape) else ()
+
+
+def _too_wide(node: Node, graph: Graph, facts: Facts) -> tuple[int, ...]:
+    """The dimensions of a sum over rows that are too long for the row kernel that has them, or none."""
+    if not _sums_rows(node, facts) or math.prod(node.meta.shape) <= MAX_SUM_COLUMNS:
+        return ()
+    shape = facts.metas[node.args[0].name].shape
+    sources = [item.args[0].name for item in graph.nodes if reduced_dims(item, facts.metas) and item is not node]
+    rows = any(facts.metas[name].shape == shape for name in sources if name not in facts.fixed)
+    return tuple(range(len(shape) - len(node.meta.shape))) if rows else ()
 
 
 def _in_memory(graph: Graph, facts: Facts) -> frozenset[str]:
@@ -109,6 +119,12 @@ def _without_prologue(region: Region, facts: Facts, rules: Rules, products: froz
             nodes = rest
     smaller = build(nodes, facts, rules) if len(nodes) < len(region.nodes) else None
     return region if smaller is None else smaller
+
+
+def holds_rows(region: Region) -> bool:
+    """Whether a region reduces rows, so that a program holds whole ones."""
+    sums = row_sums(region) if region.kind == "sums" else []
+    return any(node.bare_op in REDUCTIONS and node not in sums for node in region.nodes)
 
 
 def row_sums(region: Region) -> list[Node]:
@@ -150,7 +166,7 @@ def _takes(region: Region, node: Node, facts: Facts) -> bool:
         return False
     if any(item.strided or not _in_order(item, rank) for item in operands.values() if all(item.varies)):
         return False
-    return region.columns == 0 or math.prod(region.shape[-columns:]) <= MAX_SUM_COLUMNS
+    return not holds_rows(region) or math.prod(region.shape[-columns:]) <= MAX_SUM_COLUMNS
 
 
 def _in_order(operand: Operand, rank: int) -> bool:

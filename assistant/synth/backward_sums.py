@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
-from drk.assistant.synth.backward_plan import row_sums
+from drk.assistant.synth.backward_plan import holds_rows, row_sums
 from drk.assistant.synth.body import Body, KernelText, tidy
 from drk.assistant.synth.domain import index_lines
 from drk.assistant.synth.launcher import (
@@ -63,8 +63,7 @@ def write_sums(
     sums = tuple(row_sums(region))
     # Sums still count as readers: what they read gets a name of its own.
     body = Body(region, names, metas, two_dimensional=True)
-    whole = any(node.bare_op in REDUCTIONS and node not in sums for node in region.nodes)
-    work = _Sums(body, sums, whole)
+    work = _Sums(body, sums, holds_rows(region))
     outputs = (*(operand.value for operand in region.outputs), *(node.name for node in sums))
     inputs = tuple(operand.value for operand in region.inputs)
     formula = body.formula(outputs)
