@@ -35,7 +35,8 @@ _SYNCHRONISING = frozenset(
 def graphed_calls() -> str:
     """Return the source of the class that records and replays."""
     text = Path(__file__).with_name("graphed_template.py").read_text(encoding="utf-8")
-    return re.split(r"^# --- drk graphed -+\n", text, maxsplit=1, flags=re.MULTILINE)[1].strip() + "\n"
+    text = re.split(r"^# --- drk graphed -+\n", text, maxsplit=1, flags=re.MULTILINE)[1]
+    return re.sub(r"  # type: ignore\[[^\]]*\]", "", text).strip() + "\n"
 
 
 def is_graphed(source: str) -> bool:

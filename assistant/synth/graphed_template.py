@@ -83,7 +83,7 @@ class GraphedCalls:
 
     def record(self, module: Any, inputs: Any) -> Any:
         """Record one call; return the graph, its inputs and its results, or None where it cannot be recorded."""
-        home, side = torch.cuda.current_stream(), torch.cuda.Stream()
+        home, side = torch.cuda.current_stream(), torch.cuda.Stream()  # type: ignore[no-untyped-call]
         with torch.inference_mode(False), torch.no_grad():
             side.wait_stream(home)
             try:
@@ -94,7 +94,8 @@ class GraphedCalls:
                         module.launch(*held)
                     graph = torch.cuda.CUDAGraph()
                     if home not in self.pools:
-                        self.pools[home] = torch.cuda.graph_pool_handle(), torch.cuda.Stream()
+                        stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+                        self.pools[home] = torch.cuda.graph_pool_handle(), stream
                     pool, stream = self.pools[home]
                     with torch.cuda.graph(graph, pool, stream, capture_error_mode="thread_local"):
                         results = module.launch(*held)

@@ -10,9 +10,13 @@ import torch.nn.functional as F
 from modules import Function
 from torch import nn
 
+from drk.assistant.artefact import module_source
+from drk.assistant.artefact_record import constants
+from drk.assistant.episode import Turn
 from drk.assistant.regions_source import RegionSource, compose
 from drk.assistant.synth.graphed import NOTE, graphed_calls, is_graphed
 from drk.assistant.synth.propose import compile_graph, in_cuda_graph, variants
+from drk.gym.schema import Call, Candidate, Task, Verdict
 
 
 class Policy(nn.Module):
@@ -129,14 +133,35 @@ def test_dropout_in_eval_mode_draws_nothing(graph_of):
     assert replayed(graph_of, module, torch.randn(4, 6)) is not None
 
 
+def load(source, path):
+    path.write_text(source)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def test_copies_of_a_module_record_for_themselves(forms, tmp_path):
-    path = tmp_path / "candidate.py"
-    path.write_text(forms[1].source)
-    spec = importlib.util.spec_from_file_location("graphed_candidate", path)
-    loaded = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(loaded)
-    model = loaded.ModelNew()
+    model = load(forms[1].source, tmp_path / "graphed_candidate.py").ModelNew()
     assert model.state_dict().keys() == Policy().state_dict().keys()
     twin = copy.deepcopy(model)
     assert twin.graphed is not model.graphed
     assert twin.graphed.limit == model.graphed.limit
+
+
+def test_an_artefact_takes_it_with_its_operator_and_its_ties(graph_of, arguments, forms, tmp_path):
+    task = Task("policy", {"policy.py": "class Policy: ..."}, "policy.py", "Policy", inputs=Call())
+    verdict = Verdict("accepted", "gpu", "measured", True, True, weights="copied")
+    graph = graph_of(Policy().eval(), *arguments)
+    turn = Turn(1, Candidate(forms[1].source), verdict)
+    kernels = load(module_source(task, turn, constants(task, graph, verdict, ())), tmp_path / "policy_kernels.py")
+    model = kernels.optimize(Policy().eval())
+    stats = kernels.stats(model)
+    assert stats["optimized"] and not stats["disabled"]
+    dispatch = vars(model)["forward"]
+    assert dispatch.kernels.first.weight is model.first.weight
+    assert kernels._OPERATOR.ready
+    assert kernels._OPERATOR.kernels.graphed is not dispatch.kernels.graphed
+    with torch.no_grad():
+        assert model(*arguments)["out"].shape == (6, 4)
+    assert kernels.stats(model)["fallback_calls"] == 1  # there is no GPU here
