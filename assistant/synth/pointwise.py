@@ -116,16 +116,24 @@ def _tiled(body: Body, name: str, owned: frozenset[str], block: Block) -> tuple[
     # Where some operand has other neighbours in memory than the tile's columns, tiles are square: both sides are read
     # in whole sectors.
     turned = any(transposed(item, body.region.columns) for item in (*body.region.inputs, *body.region.outputs))
-    block_n = 64 if turned else block.elements
     block = Block(max(block.elements, 2048), block.per_warp) if turned else block
+    sides = [
+        f"block_n = min({block.elements}, triton.next_power_of_2(n_cols))",
+        f"block_m = {block.elements} // block_n",
+    ]
+    if turned:
+        sides = [
+            "block_n = min(64, triton.next_power_of_2(n_cols))",
+            f"block_m = min({block.elements} // block_n, triton.next_power_of_2(n_rows))",
+            f"block_n = min({block.elements} // block_m, triton.next_power_of_2(n_cols))",
+        ]
     launch = [
         *layout_lines(body, owned),
         *allocation_lines(body),
         f"n_rows = {sizes[0]}",
         f"n_cols = {sizes[1]}",
         index_type_line(body),
-        f"block_n = min({block_n}, triton.next_power_of_2(n_cols))",
-        f"block_m = {block.elements} // block_n",
+        *sides,
         *call_lines(
             f"{name}_kernel",
             "(triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, block_n),)",

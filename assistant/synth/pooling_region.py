@@ -34,7 +34,7 @@ def build_pooling_region(nodes: list[Node], facts: Facts) -> Region | None:
     source = facts.metas[window.source].shape
     if any(set(facts.users[node.name]) - {*before, window.node.name} for node in first):
         return None  # something else reads what is pooled
-    if any(node.meta.shape != source for node in first) or (_repeats(window) and scalar_flops(first) > MAX_REPEATED):
+    if not _light(first, source, window):
         return None
     shape = window.node.meta.shape
     if any(set(node.inputs()) & before for node in after) or any(node.meta.shape != shape for node in after):
@@ -69,6 +69,16 @@ def _ancestors(window: Window, nodes: list[Node]) -> set[str]:
             found.add(node.name)
             wanted |= set(node.inputs())
     return found
+
+
+def _light(nodes: list[Node], source: tuple[int, ...], window: Window) -> bool:
+    """Whether ``nodes`` have the shape of what is pooled, or one that broadcasts, and are cheap if repeated."""
+    for node in nodes:
+        sizes = zip(reversed(node.meta.shape), reversed(source), strict=False)
+        if len(node.meta.shape) > len(source) or not all(size in (1, other) for size, other in sizes):
+            return False
+    whole = [node for node in nodes if node.meta.shape == source]
+    return not _repeats(window) or scalar_flops(whole) <= MAX_REPEATED
 
 
 def _repeats(window: Window) -> bool:

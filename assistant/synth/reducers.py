@@ -121,8 +121,8 @@ def _variance_lines(body: Body, node: Node, source: str, total: str) -> list[str
 # --- Rows in pieces ------------------------------------------------------------------------------------------
 
 
-def begin_lines(body: Body, node: Node) -> list[str]:
-    """Accumulators of one lane each."""
+def begin_lines(body: Body, node: Node, *, in_step: bool = False) -> list[str]:
+    """Accumulators of one lane each; with ``in_step`` all lanes have seen ``step`` tiles, so none counts for itself."""
     if twin_of(node, body.region.nodes) is not None:
         return []
     name, shape = body.names[node.name], "(BLOCK_M, BLOCK_N)"
@@ -131,7 +131,7 @@ def begin_lines(body: Body, node: Node) -> list[str]:
         return [
             f"{name}_mean = {zeros}",
             f"{name}_spread = {zeros}",
-            f"{name}_count = tl.zeros((1, BLOCK_N), dtype=tl.float32)",
+            *([] if in_step else [f"{name}_count = tl.zeros((1, BLOCK_N), dtype=tl.float32)"]),
         ]
     if node.bare_op in {"argmax", "argmin"}:
         edge = _EDGES[node.bare_op]
@@ -144,16 +144,17 @@ def begin_lines(body: Body, node: Node) -> list[str]:
     return [f"{name}_part = {zeros}{' + 1.0' if node.bare_op == 'prod' else ''}"]
 
 
-def update_lines(body: Body, node: Node) -> list[str]:
+def update_lines(body: Body, node: Node, *, in_step: bool = False) -> list[str]:
     """Take one tile into the accumulators."""
     if twin_of(node, body.region.nodes) is not None:
         return []
     source, name = body.text(node.args[0], "float"), body.names[node.name]
     if node.bare_op == "var":
+        share = "(1.0 / step)" if in_step else f"(1.0 / tl.maximum({name}_count, 1.0))"
         return [
-            f"{name}_count += tl.where(col_mask, 1.0, 0.0)",
+            *([] if in_step else [f"{name}_count += tl.where(col_mask, 1.0, 0.0)"]),
             f"{name}_delta = tl.where(col_mask, {source} - {name}_mean, 0.0)",
-            f"{name}_mean += {name}_delta * (1.0 / tl.maximum({name}_count, 1.0))",
+            f"{name}_mean += {name}_delta * {share}",
             f"{name}_spread += tl.where(col_mask, {name}_delta * ({source} - {name}_mean), 0.0)",
         ]
     if node.bare_op in {"argmax", "argmin"}:
@@ -174,12 +175,13 @@ def update_lines(body: Body, node: Node) -> list[str]:
     return [f"{name}_part += tl.where(col_mask, {tidy(source)}, 0.0)"]
 
 
-def end_lines(body: Body, node: Node, slot: str) -> list[str]:
-    """Reduce the lanes and store the parts at ``slot`` (row times pieces plus piece)."""
+def end_lines(body: Body, node: Node, slot: str, *, in_step: bool = False) -> list[str]:
+    """Reduce the lanes and store the parts at ``slot`` (row times pieces plus piece); ``seen`` counts tiles by lane."""
     name = body.names[node.name]
     if twin_of(node, body.region.nodes) is not None:
         return []
     return [
+        *([f"{name}_count = seen"] if in_step and node.bare_op == "var" else []),
         *_lanes_lines(node, name),
         *(
             f"tl.store({name}_{suffix}_ptr + {slot}, {name}_{suffix}_row, mask=row_mask)"
@@ -192,7 +194,8 @@ def _lanes_lines(node: Node, name: str) -> list[str]:
     if node.bare_op == "var":
         return [
             f"{name}_total = tl.maximum(tl.sum({name}_count, axis=1)[:, None], 1.0)",
-            f"{name}_base = tl.max({name}_mean, axis=1)[:, None]  # small numbers are averaged, not large ones",
+            f'{name}_seen = tl.where({name}_count > 0, {name}_mean, float("-inf"))',
+            f"{name}_base = tl.max({name}_seen, axis=1)[:, None]  # small numbers are averaged, not large ones",
             f"{name}_offset = tl.sum(({name}_mean - {name}_base) * {name}_count, axis=1)[:, None] / {name}_total",
             f"{name}_mean_row = {name}_base + {name}_offset",
             f"{name}_apart = {name}_mean - {name}_mean_row",
@@ -243,7 +246,8 @@ def combine_lines(body: Body, node: Node) -> list[str]:
     if op == "var":
         return [
             *lines,
-            f"{name}_base = tl.max({name}_mean, axis=1)[:, None]  # small numbers are averaged, not large ones",
+            f'{name}_made = tl.where(slot_mask, {name}_mean, float("-inf"))',
+            f"{name}_base = tl.max({name}_made, axis=1)[:, None]  # small numbers are averaged, not large ones",
             f"{name}_centre = {name}_base + tl.sum(({name}_mean - {name}_base) * counts, axis=1)[:, None] / n_cols",
             f"{name}_apart = {name}_mean - {name}_centre",
             f"{name}_spread += counts * {name}_apart * {name}_apart",

@@ -168,15 +168,16 @@ def _kernel_lines(body: Body, item: Pass, walk: Walk, *, backwards: bool) -> lis
     loop = [
         *(body.load(operand) for operand in spread),
         *body.statements(item.tiled),
-        *(line for node in item.made for line in update_lines(body, node)),
+        *(line for node in item.made for line in update_lines(body, node, in_step=walk.in_step)),
         *(body.store(operand) for operand in stored_late),
     ]
+    counted = walk.in_step and any(node.bare_op == "var" for node in item.made)
     slot = "rows[:, None] * n_pieces + piece"
     return [
         *lines,
-        *(line for node in item.made for line in begin_lines(body, node)),
-        *walk.loop_lines(body, loop),
-        *(line for node in item.made for line in end_lines(body, node, slot)),
+        *(line for node in item.made for line in begin_lines(body, node, in_step=walk.in_step)),
+        *walk.loop_lines(body, loop, counted=counted),
+        *(line for node in item.made for line in end_lines(body, node, slot, in_step=walk.in_step)),
     ]
 
 

@@ -34,6 +34,14 @@ class Walk:
     cols: tuple[int, ...] = ()
 
     @property
+    def in_step(self) -> bool:
+        """Whether every lane sees an element in every tile of a piece but the last.
+
+        Where tiles are tall this keeps counts by column out of the loop: they would be exchanged between threads.
+        """
+        return bool(self.rows) and not self.cols
+
+    @property
     def sizes(self) -> tuple[str, ...]:
         """Kernel parameters, which the launcher has under the same names."""
         inner_rows = ("inner_rows", "row_tiles") if self.rows else ()
@@ -53,16 +61,23 @@ class Walk:
             *_group_lines(body.domain.rows, self.rows, "row", "BLOCK_M"),
         ]
 
-    def loop_lines(self, body: Body, inside: Sequence[str]) -> list[str]:
-        """The loop over a piece's tiles around the statements ``inside``."""
+    def loop_lines(self, body: Body, inside: Sequence[str], *, counted: bool) -> list[str]:
+        """The loop over a piece's tiles around the statements ``inside``; ``counted``: in step, for a variance."""
         if not self.cols:
             head = [
                 "first_col = piece.to(INDEX) * piece_size",
+                *(["step = 0.0"] if counted else []),
                 "for start in range(first_col, tl.minimum(first_col + piece_size, n_cols), BLOCK_N):",
+                *(["    step += 1.0"] if counted else []),
             ]
             place = ["cols = start + tl.arange(0, BLOCK_N)", "col_mask = cols[None, :] < n_cols"]
             place += ["mask = row_mask & col_mask", *index_lines(body.domain.cols, "cols")]
-            return [*head, *(f"    {line}" for line in (*place, *inside))]
+            seen = [
+                "last_col = tl.minimum(first_col + piece_size, n_cols)",
+                "ahead = last_col - first_col - tl.arange(0, BLOCK_N)[None, :]",
+                "seen = (tl.maximum(ahead + BLOCK_N - 1, 0) // BLOCK_N).to(tl.float32)  # tiles by lane",
+            ]
+            return [*head, *(f"    {line}" for line in (*place, *inside)), *(seen if counted else [])]
         head = [
             "first_tile = piece * piece_tiles",
             "for tile in range(first_tile, tl.minimum(first_tile + piece_tiles, n_tiles)):",
