@@ -83,13 +83,13 @@ def _match_tensor(name: str, expected: Any, value: Any, sizes: dict[int, int]) -
     _, dtype, shape, strides, free = expected
     if type(value) not in (torch.Tensor, nn.Parameter) and not torch.compiler.is_compiling():
         raise _Unfit(f"{name} is a {type(value).__name__}, not a plain tensor")
-    if value.device.type != "cuda" and not (_INTERPRETED and value.device.type == "cpu"):
+    if not value.is_cuda and not (_INTERPRETED and value.device.type == "cpu"):
         raise _Unfit(f"{name} is on {value.device.type}, not on a CUDA device")
-    if value.dtype is not dtype or value.dim() != len(shape):
+    now = value.shape  # asked for once: all this runs at each call
+    if value.dtype is not dtype or len(now) != len(shape):
         raise _Unfit(f"{name} is {_say(value)}, verified was {_say_as(dtype, shape)}")
     for dim, size in enumerate(shape):  # dimensions that had one size must have one size again
-        now = sizes.setdefault(size, value.shape[dim]) if dim in free else size
-        if value.shape[dim] != now:
+        if now[dim] != (sizes.setdefault(size, now[dim]) if dim in free else size):
             raise _Unfit(f"{name} is {_say(value)}, verified was {_say_as(dtype, shape)}")
     if value.numel() == 0:
         raise _Unfit(f"{name} is empty")

@@ -348,14 +348,15 @@ class _Dispatch:
     def check_state(self, tensors: list[Any]) -> None:
         """Tie the owner's present tensors and check mode, device and gradients; else raise _Unfit."""
         device = tensors[0].device if tensors else None
-        if any(tensor.device != device for tensor in tensors):
+        place = tensors[0].get_device() if tensors else None  # the quicker question
+        if any(tensor.get_device() != place for tensor in tensors):
             raise _Unfit("the inputs are on several devices")
         self.check_parts()
         if self.converted and self.converted != _state_marks(self.owner):
             self.kernels = self.prepare()
         state = [self.tied(*tie) for tie in self.ties]
         for tensor in state:
-            if device is not None and tensor.device != device:
+            if tensor.get_device() != place and place is not None:
                 raise _Unfit(f"the model is on {tensor.device}, the inputs are on {device}")
         for mine, leaf in self.own:
             if device is not None and mine[leaf].device != device:
