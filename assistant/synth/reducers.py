@@ -2,7 +2,8 @@
 
 A *whole* reduction sees all columns of a row at once. A *piecewise* one keeps an accumulator per lane while it walks
 over tiles (``begin``, ``update``), reduces the lanes to one part per row and piece (``end``), and later combines the
-parts (``combine``). Variances are two-pass where the row is in registers, else Welford's per lane with the parts
+parts (``combine``). Variances are two-pass where the row is in registers. In pieces they are sums of deviations from
+the mean of the piece's first tile and of their squares (a shift near the mean leaves nothing to cancel), with the parts
 combined as Chan, Golub and LeVeque have it; sums are trees. A maximum with a NaN is NaN, as in PyTorch.
 
 Honest limit: for ``argmax`` and ``argmin`` a NaN counts as an infinity, so a row that holds both gives the first of
@@ -121,18 +122,15 @@ def _variance_lines(body: Body, node: Node, source: str, total: str) -> list[str
 # --- Rows in pieces ------------------------------------------------------------------------------------------
 
 
-def begin_lines(body: Body, node: Node, *, in_step: bool = False) -> list[str]:
-    """Accumulators of one lane each; with ``in_step`` all lanes have seen ``step`` tiles, so none counts for itself."""
+def begin_lines(body: Body, node: Node) -> list[str]:
+    """Accumulators of one lane each."""
     if twin_of(node, body.region.nodes) is not None:
         return []
     name, shape = body.names[node.name], "(BLOCK_M, BLOCK_N)"
     zeros = f"tl.zeros({shape}, dtype=tl.float32)"
     if node.bare_op == "var":
-        return [
-            f"{name}_mean = {zeros}",
-            f"{name}_spread = {zeros}",
-            *([] if in_step else [f"{name}_count = tl.zeros((1, BLOCK_N), dtype=tl.float32)"]),
-        ]
+        base = f"{name}_base = tl.zeros((BLOCK_M, 1), dtype=tl.float32)"
+        return [base, f"{name}_sum = {zeros}", f"{name}_squares = {zeros}"]
     if node.bare_op in {"argmax", "argmin"}:
         edge = _EDGES[node.bare_op]
         return [
@@ -144,18 +142,19 @@ def begin_lines(body: Body, node: Node, *, in_step: bool = False) -> list[str]:
     return [f"{name}_part = {zeros}{' + 1.0' if node.bare_op == 'prod' else ''}"]
 
 
-def update_lines(body: Body, node: Node, *, in_step: bool = False) -> list[str]:
-    """Take one tile into the accumulators."""
+def update_lines(body: Body, node: Node, first: str) -> list[str]:
+    """Take one tile into the accumulators; ``first`` says in the kernel's terms whether it is the piece's first."""
     if twin_of(node, body.region.nodes) is not None:
         return []
     source, name = body.text(node.args[0], "float"), body.names[node.name]
     if node.bare_op == "var":
-        share = "(1.0 / step)" if in_step else f"(1.0 / tl.maximum({name}_count, 1.0))"
         return [
-            *([] if in_step else [f"{name}_count += tl.where(col_mask, 1.0, 0.0)"]),
-            f"{name}_delta = tl.where(col_mask, {source} - {name}_mean, 0.0)",
-            f"{name}_mean += {name}_delta * {share}",
-            f"{name}_spread += tl.where(col_mask, {name}_delta * ({source} - {name}_mean), 0.0)",
+            f"if {first}:",
+            f"    {name}_head = tl.sum(tl.where(col_mask, {tidy(source)}, 0.0), axis=1)[:, None]",
+            f"    {name}_base = {name}_head / tl.sum(col_mask.to(tl.float32), axis=1)[:, None]",
+            f"{name}_apart = tl.where(col_mask, {tidy(f'{source} - {name}_base')}, 0.0)",
+            f"{name}_sum += {name}_apart",
+            f"{name}_squares += {name}_apart * {name}_apart",
         ]
     if node.bare_op in {"argmax", "argmin"}:
         sign = ">" if node.bare_op == "argmax" else "<"
@@ -175,13 +174,12 @@ def update_lines(body: Body, node: Node, *, in_step: bool = False) -> list[str]:
     return [f"{name}_part += tl.where(col_mask, {tidy(source)}, 0.0)"]
 
 
-def end_lines(body: Body, node: Node, slot: str, *, in_step: bool = False) -> list[str]:
-    """Reduce the lanes and store the parts at ``slot`` (row times pieces plus piece); ``seen`` counts tiles by lane."""
+def end_lines(body: Body, node: Node, slot: str) -> list[str]:
+    """Reduce the lanes and store the parts at ``slot`` (row times pieces plus piece); ``seen`` columns were there."""
     name = body.names[node.name]
     if twin_of(node, body.region.nodes) is not None:
         return []
     return [
-        *([f"{name}_count = seen"] if in_step and node.bare_op == "var" else []),
         *_lanes_lines(node, name),
         *(
             f"tl.store({name}_{suffix}_ptr + {slot}, {name}_{suffix}_row, mask=row_mask)"
@@ -193,14 +191,10 @@ def end_lines(body: Body, node: Node, slot: str, *, in_step: bool = False) -> li
 def _lanes_lines(node: Node, name: str) -> list[str]:
     if node.bare_op == "var":
         return [
-            f"{name}_total = tl.maximum(tl.sum({name}_count, axis=1)[:, None], 1.0)",
-            f'{name}_seen = tl.where({name}_count > 0, {name}_mean, float("-inf"))',
-            f"{name}_base = tl.max({name}_seen, axis=1)[:, None]  # small numbers are averaged, not large ones",
-            f"{name}_offset = tl.sum(({name}_mean - {name}_base) * {name}_count, axis=1)[:, None] / {name}_total",
+            f"{name}_offset = tl.sum({name}_sum, axis=1)[:, None] / seen",
             f"{name}_mean_row = {name}_base + {name}_offset",
-            f"{name}_apart = {name}_mean - {name}_mean_row",
-            f"{name}_spread += {name}_count * {name}_apart * {name}_apart",
-            f"{name}_spread_row = tl.sum({name}_spread, axis=1)[:, None]",
+            f"{name}_spread_row = tl.sum({name}_squares, axis=1)[:, None] - {name}_offset * {name}_offset * seen",
+            f"{name}_spread_row = tl.maximum({name}_spread_row, 0.0, propagate_nan=tl.PropagateNan.ALL)",
         ]
     if node.bare_op in {"argmax", "argmin"}:
         reduce = "max" if node.bare_op == "argmax" else "min"

@@ -168,16 +168,17 @@ def _kernel_lines(body: Body, item: Pass, walk: Walk, *, backwards: bool) -> lis
     loop = [
         *(body.load(operand) for operand in spread),
         *body.statements(item.tiled),
-        *(line for node in item.made for line in update_lines(body, node, in_step=walk.in_step)),
+        *(line for node in item.made for line in update_lines(body, node, walk.first)),
         *(body.store(operand) for operand in stored_late),
     ]
-    counted = walk.in_step and any(node.bare_op == "var" for node in item.made)
+    counted = any(node.bare_op == "var" for node in item.made)
     slot = "rows[:, None] * n_pieces + piece"
     return [
         *lines,
-        *(line for node in item.made for line in begin_lines(body, node, in_step=walk.in_step)),
-        *walk.loop_lines(body, loop, counted=counted),
-        *(line for node in item.made for line in end_lines(body, node, slot, in_step=walk.in_step)),
+        *(line for node in item.made for line in begin_lines(body, node)),
+        *walk.loop_lines(body, loop),
+        *(walk.count_lines("seen", "piece") if counted else []),
+        *(line for node in item.made for line in end_lines(body, node, slot)),
     ]
 
 
@@ -190,7 +191,7 @@ def _combine_lines(body: Body, item: Pass, walk: Walk) -> list[str]:
         "slot_mask = row_mask & (pieces < n_pieces)",
     ]
     if any(node.bare_op == "var" for node in item.combined):
-        lines += walk.count_lines()
+        lines += walk.count_lines("counts", "pieces")
     ordered = sorted(item.combined, key=lambda node: twin_of(node, body.region.nodes) is not None)
     return [*lines, *(line for node in ordered for line in combine_lines(body, node))]
 

@@ -34,12 +34,9 @@ class Walk:
     cols: tuple[int, ...] = ()
 
     @property
-    def in_step(self) -> bool:
-        """Whether every lane sees an element in every tile of a piece but the last.
-
-        Where tiles are tall this keeps counts by column out of the loop: they would be exchanged between threads.
-        """
-        return bool(self.rows) and not self.cols
+    def first(self) -> str:
+        """Condition on the first tile of a piece."""
+        return "tile == first_tile" if self.cols else "start == first_col"
 
     @property
     def sizes(self) -> tuple[str, ...]:
@@ -61,23 +58,16 @@ class Walk:
             *_group_lines(body.domain.rows, self.rows, "row", "BLOCK_M"),
         ]
 
-    def loop_lines(self, body: Body, inside: Sequence[str], *, counted: bool) -> list[str]:
-        """The loop over a piece's tiles around the statements ``inside``; ``counted``: in step, for a variance."""
+    def loop_lines(self, body: Body, inside: Sequence[str]) -> list[str]:
+        """The loop over a piece's tiles around the statements ``inside``."""
         if not self.cols:
             head = [
                 "first_col = piece.to(INDEX) * piece_size",
-                *(["step = 0.0"] if counted else []),
                 "for start in range(first_col, tl.minimum(first_col + piece_size, n_cols), BLOCK_N):",
-                *(["    step += 1.0"] if counted else []),
             ]
             place = ["cols = start + tl.arange(0, BLOCK_N)", "col_mask = cols[None, :] < n_cols"]
             place += ["mask = row_mask & col_mask", *index_lines(body.domain.cols, "cols")]
-            seen = [
-                "last_col = tl.minimum(first_col + piece_size, n_cols)",
-                "ahead = last_col - first_col - tl.arange(0, BLOCK_N)[None, :]",
-                "seen = (tl.maximum(ahead + BLOCK_N - 1, 0) // BLOCK_N).to(tl.float32)  # tiles by lane",
-            ]
-            return [*head, *(f"    {line}" for line in (*place, *inside)), *(seen if counted else [])]
+            return [*head, *(f"    {line}" for line in (*place, *inside))]
         head = [
             "first_tile = piece * piece_tiles",
             "for tile in range(first_tile, tl.minimum(first_tile + piece_tiles, n_tiles)):",
@@ -92,17 +82,18 @@ class Walk:
         ]
         return [*head, *(f"    {line}" for line in (*place, *inside))]
 
-    def count_lines(self) -> list[str]:
-        """``counts``: how many columns each of ``pieces`` has."""
+    def count_lines(self, result: str, piece: str) -> list[str]:
+        """``result``: how many columns ``piece`` (or each of several) has."""
         if not self.cols:
-            return ["counts = tl.minimum(tl.maximum(n_cols - pieces * piece_size, 0), piece_size).to(tl.float32)"]
+            ahead = f"tl.maximum(n_cols - {piece} * piece_size, 0)"
+            return [f"{result} = tl.minimum({ahead}, piece_size).to(tl.float32)"]
         return [
-            "ends = tl.minimum((pieces + 1) * piece_tiles, n_tiles)",
-            "starts = tl.minimum(pieces * piece_tiles, n_tiles)",
-            "counts = (ends // col_tiles - starts // col_tiles) * inner_cols",
-            "counts += tl.minimum(ends % col_tiles * BLOCK_N, inner_cols)",
-            "counts -= tl.minimum(starts % col_tiles * BLOCK_N, inner_cols)",
-            "counts = counts.to(tl.float32)",
+            f"ends = tl.minimum(({piece} + 1) * piece_tiles, n_tiles)",
+            f"starts = tl.minimum({piece} * piece_tiles, n_tiles)",
+            f"{result} = (ends // col_tiles - starts // col_tiles) * inner_cols",
+            f"{result} += tl.minimum(ends % col_tiles * BLOCK_N, inner_cols)",
+            f"{result} -= tl.minimum(starts % col_tiles * BLOCK_N, inner_cols)",
+            f"{result} = {result}.to(tl.float32)",
         ]
 
     def launch_lines(self, body: Body, elements: int) -> list[str]:
@@ -114,6 +105,7 @@ class Walk:
         if self.cols:
             lines.append(f"inner_cols = {self._inner_size(body, body.domain.cols, 'n_cols')}")
             width = "inner_cols"
+        elements = elements // 2 if self.rows else elements  # tall tiles need more registers
         lines.append(f"block_n = min({elements} // block_m, triton.next_power_of_2({width}))")
         lines.append("# Pieces of whole tiles, as many as keep the device busy.")
         if self.rows:
