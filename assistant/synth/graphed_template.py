@@ -27,7 +27,8 @@ class GraphedCalls:
     Calls are of one kind when stream, input shapes, strides and dtypes and the addresses of all weights are the same.
     The first one is recorded. Later ones copy their inputs to where the recorded ones lie, replay the graph, and return
     copies of its results. ``launch`` itself runs where there is no GPU or gradients are needed, under autocast, tracing
-    or another capture, where recording failed, and for every kind after the first ``limit``.
+    or another capture, where recording failed, and for every kind after the first ``limit``. Global settings such as
+    TF32 stay as they were when a call was recorded.
     """
 
     def __init__(self, limit: int = 8) -> None:
