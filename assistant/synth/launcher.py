@@ -118,16 +118,20 @@ def row_blocks(
     title: str,
     kernel_lines: Callable[[Body], list[str]],
     launch_lines: Callable[[list[str]], list[str]],
+    sizes: Sequence[str] = ("n_rows", "n_cols"),
 ) -> KernelText:
-    """Kernel and launcher of programs that each take a block of rows; ``launch_lines`` receives the arguments."""
+    """Kernel and launcher of programs that each take a block of rows; ``launch_lines`` receives the arguments.
+
+    The launcher has ``sizes`` under the names by which the kernel takes them.
+    """
     pointers, shapes = pointer_arguments(body), shape_arguments(body)
     outputs = tuple(operand.value for operand in body.region.outputs)
     inputs = tuple(operand.value for operand in body.region.inputs)
     formula = body.formula(outputs)
     constants = ["INDEX: tl.constexpr", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"]
-    parameters = [*pointers.parameters, "n_rows", "n_cols", *shapes.parameters, *constants]
+    parameters = [*pointers.parameters, *sizes, *shapes.parameters, *constants]
     kernel = kernel_source(f"{name}_kernel", parameters, [title, *formula], kernel_lines(body))
-    launch = launch_lines([*pointers.values, "n_rows", "n_cols", *shapes.values])
+    launch = launch_lines([*pointers.values, *sizes, *shapes.values])
     doc = f"Launch ``{name}_kernel`` with one program for each block of rows."
     launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
     return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))

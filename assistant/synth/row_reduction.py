@@ -28,6 +28,7 @@ from drk.assistant.synth.launcher import (
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.reducers import whole_lines
 from drk.assistant.synth.regions import REDUCTIONS, Region
+from drk.assistant.synth.split_walk import Walk, rows_walk
 from drk.gym.graph import Node, TensorMeta
 
 
@@ -41,24 +42,24 @@ def write_row(
 ) -> KernelText:
     """Return kernel and launcher of a row region; ``owned`` values are known to be contiguous."""
     body = Body(region, names, metas, two_dimensional=True)
+    walk = rows_walk(body)
     return row_blocks(
         body,
         name,
         names,
         "Whole rows in registers:",
-        _kernel_lines,
-        lambda values: _launch_lines(body, name, values, owned, block),
+        lambda own: _kernel_lines(own, walk),
+        lambda values: _launch_lines(body, name, values, owned, block, walk),
+        ("n_rows", "n_cols", *(("inner_rows", "row_tiles") if walk.rows else ())),
     )
 
 
-def _kernel_lines(body: Body) -> list[str]:
+def _kernel_lines(body: Body, walk: Walk) -> list[str]:
     return [
-        "rows = tl.program_id(0).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
+        *walk.row_lines(body, "tl.program_id(0)"),
         "cols = tl.arange(0, BLOCK_N)",
-        "row_mask = rows[:, None] < n_rows",
         "col_mask = cols[None, :] < n_cols",
         "mask = row_mask & col_mask",
-        *index_lines(body.domain.rows, "rows"),
         *index_lines(body.domain.cols, "cols"),
         *(body.load(operand) for operand in body.region.inputs),
         *_statements(body),
@@ -80,7 +81,9 @@ def _statements(body: Body) -> list[str]:
     return lines + body.statements(pending)
 
 
-def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str], block: Block) -> list[str]:
+def _launch_lines(
+    body: Body, name: str, values: list[str], owned: frozenset[str], block: Block, walk: Walk
+) -> list[str]:
     # Rows whose elements lie apart in memory are read several at a time, so that each sector is read once.
     turned = any(transposed(item, body.region.columns) for item in body.region.inputs)
     fewest, most = (8, max(block.elements, 4096)) if turned else (1, block.elements)
@@ -92,9 +95,10 @@ def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str
         "block_n = triton.next_power_of_2(n_cols)",
         f"block_m = max({fewest}, min(64, {most} // block_n))",
         f"num_warps = max(1, min(16, block_m * block_n // {block.per_warp}))",
+        *([*walk.inner_row_lines(body), "row_tiles = triton.cdiv(inner_rows, block_m)"] if walk.rows else []),
         *call_lines(
             f"{name}_kernel",
-            "(triton.cdiv(n_rows, block_m),)",
+            "(row_tiles * (n_rows // inner_rows),)" if walk.rows else "(triton.cdiv(n_rows, block_m),)",
             values,
             ["INDEX=index_type", "BLOCK_M=block_m", "BLOCK_N=block_n", "num_warps=num_warps"],
         ),

@@ -100,7 +100,7 @@ def passes_of(region: Region) -> list[Pass]:
     # What no reduction leads to is written by the first pass, which has it anyway.
     early = [item for item in region.outputs if levels[item.value] == 0 and any(item.varies[edge:])]
     late = [item for item in region.outputs if item not in early]
-    found = []
+    found: list[Pass] = []
     for level in sorted({levels[node.name] for node in reductions}):
         made = tuple(node for node in reductions if levels[node.name] == level)
         stored = early if not found else []

@@ -98,8 +98,7 @@ class Walk:
 
     def launch_lines(self, body: Body, elements: int) -> list[str]:
         """Sizes of tiles and pieces."""
-        inner_rows = self._inner_size(body, body.domain.rows, "n_rows") if self.rows else ""
-        lines = [f"inner_rows = {inner_rows}"] if self.rows else []
+        lines = self.inner_row_lines(body) if self.rows else []
         lines += [f"block_m = min({TALL}, triton.next_power_of_2(inner_rows))"] if self.rows else ["block_m = 1"]
         width = "n_cols"
         if self.cols:
@@ -128,6 +127,10 @@ class Walk:
             *lines, "piece_size = triton.cdiv(tiles_n, wanted) * block_n", "n_pieces = triton.cdiv(n_cols, piece_size)"
         ]  # fmt: skip
 
+    def inner_row_lines(self, body: Body) -> list[str]:
+        """The size of the innermost group of rows."""
+        return [f"inner_rows = {self._inner_size(body, body.domain.rows, 'n_rows')}"]
+
     def _inner_size(self, body: Body, groups: Sequence[Group], total: str) -> str:
         if len(groups) == 1:
             return total
@@ -143,6 +146,13 @@ def walk_of(body: Body) -> Walk:
     if math.prod(region.shape[dim] for dim in cols) < LEAST_INNER:
         cols = ()
     return Walk(rows, cols)
+
+
+def rows_walk(body: Body) -> Walk:
+    """The walk of whole rows: along an innermost group where a tile's rows lie next to each other in memory."""
+    rows = walk_of(body).rows
+    inner = math.prod(body.region.shape[dim] for dim in rows)
+    return Walk(rows if len(body.domain.rows) > 1 and inner >= TALL else ())
 
 
 def _group_lines(groups: Sequence[Group], inner: tuple[int, ...], side: str, block: str) -> list[str]:
