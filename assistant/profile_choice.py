@@ -81,7 +81,9 @@ class Chosen:
         words = ["drk", "verify", f"{self.path}:{label}", "{candidate}", "--device", "cuda:0"]
         for text in self.kind.arguments:
             words += ["--input", text]
-        return words + (["--mode", "train"] if self.task.mode == "train" else [])
+        if self.task.mode == "train":
+            words += ["--train"] if self.task.grad else ["--mode", "train"]
+        return words
 
 
 def groups(report: Report) -> list[Group]:

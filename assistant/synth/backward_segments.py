@@ -31,12 +31,12 @@ def with_kept_detaches(graph: Graph) -> Graph:
 
 
 def needing(graph: Graph) -> frozenset[str]:
-    """Names of the values that gradients flow to: inputs, trained parameters, and what depends on them."""
-    trained = {item.key for item in graph.state if item.kind == "parameter" and item.requires_grad}
+    """Names of the values that gradients may flow to: inputs, parameters, and what depends on them.
+
+    Frozen parameters count too: they may be trained later, and a call tells by itself which gradients are wanted.
+    """
     found = {
-        item.name
-        for item in graph.placeholders
-        if item.meta.dtype in FLOATS and (item.kind == "input" or item.path in trained)
+        item.name for item in graph.placeholders if item.meta.dtype in FLOATS and item.kind in {"input", "parameter"}
     }
     for node in graph.nodes:
         floating = any(meta is not None and meta.dtype in FLOATS for meta in node.metas)

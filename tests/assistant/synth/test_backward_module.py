@@ -104,6 +104,14 @@ def test_detached_values_and_buffers_get_no_gradient(hold):
     hold(module, rows(4, 8))
 
 
+def test_a_parameter_that_is_frozen_gets_no_gradient_and_can_be_trained_later(hold):
+    module = Function(lambda s, x: F.gelu(s.fc(x)), fc=nn.Linear(16, 24))
+    module.fc.weight.requires_grad_(False)
+    compiled = hold(module, rows(4, 16), variant=1)
+    weight = next(line for line in compiled.source.splitlines() if "d_fc_weight = " in line)
+    assert "if ctx.needs_input_grad[1] else None" in weight
+
+
 def test_maxima_that_are_used_by_themselves_hand_gradients_on(hold):
     hold(Function(lambda s, x: (x - x.amax(-1, keepdim=True)).exp().sum(-1) + x.softmax(-1)[:, 0]), rows(4, 8))
 
