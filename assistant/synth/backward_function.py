@@ -20,8 +20,6 @@ from drk.assistant.synth.size_constants import size_constants
 from drk.assistant.synth.torch_source import torch_call
 from drk.gym.graph import Graph, Node
 
-FLOATING = frozenset({"float16", "bfloat16", "float32", "float64"})
-
 
 @dataclass(frozen=True)
 class Passes:
@@ -77,8 +75,8 @@ def _listed(names: Sequence[str]) -> str:
 
 def _cotangent_names(passes: Passes) -> list[str]:
     """One parameter for each output; outputs without a gradient get an unused one."""
-    given = dict(zip((n for n in passes.segment.outputs if n in passes.segment.needing), passes.reverse.cotangents,
-                     strict=True))  # fmt: skip
+    differentiable = [name for name in passes.segment.outputs if name in passes.segment.needing]
+    given = dict(zip(differentiable, passes.reverse.cotangents, strict=True))
     return [
         passes.backward_names[given[name]] if name in given else f"_{passes.forward_names[name]}"
         for name in passes.segment.outputs

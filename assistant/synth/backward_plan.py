@@ -160,13 +160,25 @@ def _takes(region: Region, node: Node, facts: Facts) -> bool:
     if region.kind not in {"row", "pointwise", "sums"} or facts.metas[source].shape != region.shape:
         return False
     operands = {item.value: item for item in (*region.inputs, *region.outputs)}
-    if source not in region.names and source not in operands:
+    if (source not in region.names and source not in operands) or _depends(region, node.name, facts):
         return False
     if region.columns not in {0, columns} or not any(_in_order(item, rank) for item in operands.values()):
         return False
     if any(item.strided or not _in_order(item, rank) for item in operands.values() if all(item.varies)):
         return False
     return not holds_rows(region) or math.prod(region.shape[-columns:]) <= MAX_SUM_COLUMNS
+
+
+def _depends(region: Region, name: str, facts: Facts) -> bool:
+    """Whether a region needs the value ``name``, at once or by what lies between."""
+    pending, seen = [name], {name}
+    while pending:
+        readers = set(facts.users.get(pending.pop(), ())) - seen
+        if readers & region.names:
+            return True
+        seen |= readers
+        pending += readers
+    return False
 
 
 def _in_order(operand: Operand, rank: int) -> bool:

@@ -11,9 +11,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from drk.assistant.synth.backward_tape import Gradients, Rule, Tape
-from drk.assistant.synth.reduction_rules import argument
 from drk.assistant.synth.regions import reduced_dims
 from drk.gym.graph import Node, Ref
 
@@ -95,29 +95,30 @@ REDUCTION_RULES: Mapping[str, Rule] = {
 
 def softmax_rule(node: Node, forward: Mapping[str, Node]) -> Rule | None:
     """The rule of the last step of a written-out softmax or log-softmax, straight to its operand; else None."""
-    last, total = (forward.get(arg.name) if isinstance(arg, Ref) else None for arg in (*node.args, None, None)[:2])
-    if node.bare_op == "sub" and total is not None and total.bare_op == "log" and argument(node, 2, "alpha", 1) == 1:
-        centred, total = last, forward.get(total.args[0].name)
-        power = forward.get(total.args[0].name) if total is not None and total.bare_op == "sum" else None
-        log = True
-    elif node.bare_op == "div" and total is not None and total.bare_op == "sum":
-        power, log = last, False
-        centred = forward.get(power.args[0].name) if power is not None and power.bare_op == "exp" else None
-    else:
+    if node.bare_op not in {"div", "sub"} or _scaled(node):
         return None
-    if total is None or power is None or centred is None or centred.bare_op != "sub":
+    log = node.bare_op == "sub"
+    total = _maker(node.args[1], forward, "log" if log else "sum")
+    total = _maker(total.args[0], forward, "sum") if log and total is not None else total
+    power = _maker(total.args[0], forward, "exp") if total is not None else None
+    centred = _maker(power.args[0], forward, "sub") if power is not None else None
+    if total is None or power is None or centred is None or node.args[0] != Ref((centred if log else power).name):
         return None
-    top = forward.get(centred.args[1].name) if isinstance(centred.args[1], Ref) else None
-    whole = power.bare_op == "exp" and power.args[0] == Ref(centred.name) and total.args[0] == Ref(power.name)
-    shifted = (
-        top is not None
-        and top.bare_op == "amax"
-        and top.args[0] == centred.args[0]
-        and argument(centred, 2, "alpha", 1) == 1
-    )
-    if not whole or not shifted or top is None or top.args[1:] != total.args[1:] or top.args[2:] != (True,):
+    top = _maker(centred.args[1], forward, "amax")
+    if top is None or _scaled(centred) or top.args != (centred.args[0], *total.args[1:]) or top.args[2:] != (True,):
         return None
     return lambda tape, node, gradient: _softmax(tape, node, gradient, (centred.args[0], total.args[1]), log=log)
+
+
+def _maker(value: Any, forward: Mapping[str, Node], op: str) -> Node | None:
+    """The node that computes ``value``, where it is an ``op``."""
+    made = forward.get(value.name) if isinstance(value, Ref) else None
+    return made if made is not None and made.bare_op == op else None
+
+
+def _scaled(node: Node) -> bool:
+    """Whether a difference multiplies what it subtracts, or a quotient rounds."""
+    return bool(node.kwargs) or len(node.args) > 2
 
 
 def _softmax(tape: Tape, node: Node, gradient: Ref, source: tuple[Ref, tuple[int, ...]], *, log: bool) -> Gradients:

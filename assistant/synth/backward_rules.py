@@ -18,27 +18,18 @@ from drk.assistant.synth.backward_tape import Gradients, Rule, Tape
 from drk.assistant.synth.reduction_rules import argument
 from drk.gym.graph import Node, Ref
 
-Slope = Callable[[Tape, Node, Ref, Ref, Ref], Ref]
-"""Gradient of a unary operator's operand from (tape, node, operand, result, gradient)."""
+Slope = Callable[[Tape, Node, Ref, Ref], Ref]
+"""Gradient of a unary operator's operand from (tape, node, what it reads, gradient)."""
 
 
-def _unary(slope: Slope, *, result: bool) -> Rule:
-    """A rule of one operand; ``result`` says which of operand and result the slope reads."""
-
-    def rule(tape: Tape, node: Node, gradient: Ref) -> Gradients:
-        x = node.args[0]
-        read = tape.value(Ref(node.name) if result else x)
-        return [(x, slope(tape, node, read, read, gradient))]
-
-    return rule
+def _of_operand(slope: Slope) -> Rule:
+    """A rule whose slope reads the operand."""
+    return lambda tape, node, gradient: [(node.args[0], slope(tape, node, tape.value(node.args[0]), gradient))]
 
 
-def _of_operand(slope: Callable[[Tape, Node, Ref, Ref], Ref]) -> Rule:
-    return _unary(lambda tape, node, x, _, gradient: slope(tape, node, x, gradient), result=False)
-
-
-def _of_result(slope: Callable[[Tape, Node, Ref, Ref], Ref]) -> Rule:
-    return _unary(lambda tape, node, _, y, gradient: slope(tape, node, y, gradient), result=True)
+def _of_result(slope: Slope) -> Rule:
+    """A rule whose slope reads the result."""
+    return lambda tape, node, gradient: [(node.args[0], slope(tape, node, tape.value(Ref(node.name)), gradient))]
 
 
 def _times(tape: Tape, left: Any, right: Any) -> Ref:

@@ -112,6 +112,10 @@ def test_a_parameter_that_is_frozen_gets_no_gradient_and_can_be_trained_later(ho
     assert "if ctx.needs_input_grad[1] else None" in weight
 
 
+def test_a_sum_over_rows_that_its_own_rows_need(hold):
+    hold(Function(lambda s, x: (x - x.sum(0), x * x.mean(0))), rows(12, 6))
+
+
 def test_maxima_that_are_used_by_themselves_hand_gradients_on(hold):
     hold(Function(lambda s, x: (x - x.amax(-1, keepdim=True)).exp().sum(-1) + x.softmax(-1)[:, 0]), rows(4, 8))
 
