@@ -2,7 +2,8 @@
 
 Formulas are those of the PyTorch documentation. The sum over all elements is one reduction over the whole tensor;
 where rows are reduced first (cross-entropy, cosine, triplet) a second small one follows. Class indices are compared
-with an ``arange`` along the class dimension, so that no gather is needed: the row is read anyway.
+with an ``arange`` along the class dimension, so that no gather is needed: the row is read anyway. Cross-entropy of
+half-precision logits is computed in float32 and rounded once.
 
 Left out: class weights, elementwise weights and probabilities as cross-entropy targets.
 """
@@ -17,6 +18,9 @@ from drk.assistant.synth.draft import Draft, contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.reduction_rules import Rule, argument, distance, reducible
 from drk.gym.graph import Node, Ref, Symbol
+
+MAX_CLASSES = 2**18
+"""Rows longer than this are read twice anyway, and a gather is cheap beside that."""
 
 
 def _total(node: Node, draft: Draft, loss: Ref, reduction: int) -> Ref | None:
@@ -149,15 +153,37 @@ def _class_hits(node: Node, draft: Draft, x: Ref, target: Ref) -> Ref | None:
     axis = 1 if len(shape) > 1 else 0
     if labels.dtype != "int64" or labels.shape != shape[:axis] + shape[axis + 1 :] or shape[axis] < 2:
         return None
+    column = draft.emit(node, "labels", "reshape.default", target, (*shape[:axis], 1, *shape[axis + 1 :]))
+    return draft.emit(node, "hit", "eq.Tensor", column, _counted(node, draft, shape, axis))
+
+
+def _counted(node: Node, draft: Draft, shape: tuple[int, ...], axis: int) -> Ref:
+    """0, 1, 2, ... along ``axis`` of ``shape``, to be broadcast along the others."""
     count, rest = shape[axis], (1,) * (len(shape) - axis - 1)
     options: dict[str, Any] = {"dtype": Symbol("dtype", "int32"), "device": Symbol("device", "cuda")}
     meta = contiguous_meta((count,), "int32")
     made = replace(node, op="aten.arange.default", args=(count,), kwargs=options, metas=(meta,))
     classes = draft.append(made, "classes")
-    if rest:
-        classes = draft.emit(node, "classes_shaped", "reshape.default", classes, (count, *rest))
-    column = draft.emit(node, "labels", "reshape.default", target, (*shape[:axis], 1, *shape[axis + 1 :]))
-    return draft.emit(node, "hit", "eq.Tensor", column, classes)
+    return draft.emit(node, "classes_shaped", "reshape.default", classes, (count, *rest)) if rest else classes
+
+
+def _gathered(node: Node, draft: Draft) -> Ref | None:
+    """``x.gather(dim, index)`` of one element a row, where others read ``x`` too: a masked sum along the row.
+
+    Taken where it saves memory: the row's other reader need not store what it computes for the sake of the gather.
+    """
+    x, dim, index = node.args[:3]
+    meta, chosen = draft.metas[x.name], draft.metas[index.name]
+    if not isinstance(dim, int) or meta.dtype not in FLOATS or chosen.dtype != "int64" or not meta.shape:
+        return None
+    axis, rank = dim % len(meta.shape), len(meta.shape)
+    one_a_row = chosen.shape == (*meta.shape[:axis], 1, *meta.shape[axis + 1 :])
+    if not one_a_row or not 2 <= meta.shape[axis] <= MAX_CLASSES or len(draft.users.get(x.name, ())) < 2:
+        return None
+    hit = draft.emit(node, "hit", "eq.Tensor", index, _counted(node, draft, meta.shape, axis))
+    miss = draft.emit(node, "miss", "logical_not.default", hit)
+    kept = draft.emit(node, "chosen", "masked_fill.Scalar", x, miss, 0.0)
+    return draft.emit(node, "picked", "sum.dim_IntList", kept, (axis - rank,), True)
 
 
 def _picked_mean(node: Node, draft: Draft, loss: Ref, target: Ref, how: tuple[int, int]) -> Ref | None:
@@ -187,11 +213,12 @@ def _cross_entropy(node: Node, draft: Draft) -> Ref | None:
     reduction, ignored = argument(node, 3, "reduction", 1), argument(node, 4, "ignore_index", -100)
     smoothing = float(argument(node, 5, "label_smoothing", 0.0))
     meta = draft.metas[x.name]
-    if argument(node, 2, "weight", None) is not None or meta.dtype != "float32" or len(meta.shape) < 2:
+    if argument(node, 2, "weight", None) is not None or meta.dtype not in FLOATS or len(meta.shape) < 2:
         return None
     hit = _class_hits(node, draft, x, target)
     if hit is None:
         return None
+    x = _cast(node, draft, x, "float32")
     dims = (1 - len(meta.shape),)
     centred = draft.emit(node, "centred", "sub.Tensor", x, draft.emit(node, "row_max", "amax.default", x, dims, True))
     power = draft.emit(node, "exponential", "exp.default", centred)
@@ -207,7 +234,14 @@ def _cross_entropy(node: Node, draft: Draft) -> Ref | None:
         loss = draft.emit(
             node, "smoothed", "add.Tensor", draft.emit(node, "sharp", "mul.Tensor", loss, 1.0 - smoothing), spread
         )
-    return _picked_mean(node, draft, loss, target, (reduction, ignored))
+    mean = _picked_mean(node, draft, loss, target, (reduction, ignored))
+    return None if mean is None else _cast(node, draft, mean, meta.dtype)
+
+
+def _cast(node: Node, draft: Draft, x: Ref, dtype: str) -> Ref:
+    if draft.metas[x.name].dtype == dtype:
+        return x
+    return draft.emit(node, "to", "_to_copy.default", x, dtype=Symbol("dtype", dtype))
 
 
 def _nll(node: Node, draft: Draft) -> Ref | None:
@@ -268,6 +302,7 @@ LOSS_RULES: Mapping[str, Rule] = {
     "cross_entropy_loss": _cross_entropy,
     "nll_loss_nd": _nll,
     "nll_loss": _nll,
+    "gather": _gathered,
     "margin_ranking_loss": _margin_ranking,
     "triplet_margin_loss": _triplet,
 }

@@ -72,3 +72,28 @@ def test_targets_that_are_probabilities_stay(graph_of):
 
     graph = graph_of(Function(lambda _, x, y: F.cross_entropy(x, y)), torch.randn(6, 11), torch.rand(6, 11))
     assert "cross_entropy_loss" in [node.bare_op for node in rewrite(graph).nodes]
+
+
+def test_an_element_picked_from_rows_that_others_reduce(check):
+    def loss(_, logits, targets):
+        logits = logits.float()
+        total = torch.logsumexp(logits, dim=-1)
+        picked = logits.gather(-1, targets.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+        keep = (targets != -100).float()
+        return ((total - picked + 1e-4 * total.square()) * keep).sum() / keep.sum().clamp(min=1.0)
+
+    labels = torch.tensor([3, 0, -100, 49, 7, 7, 12])
+    compiled = check(Function(loss), (torch.randn(7, 50) * 5).bfloat16(), labels, factor=3.0)
+    assert "gather" not in compiled.source
+    assert len(compiled.kernels) == 2, compiled.source
+
+
+def test_a_gather_alone_stays_one(check):
+    compiled = check(Function(lambda _, x, i: x.gather(1, i) * 2.0), torch.randn(7, 50), torch.randint(50, (7, 1)))
+    assert "gather" in compiled.source
+
+
+def test_cross_entropy_of_half_precision_logits(check):
+    labels = torch.tensor([3, 0, -100, 49, 7, 7, 12])
+    compiled = check(Function(lambda _, x, y: F.cross_entropy(x, y)), (torch.randn(7, 50) * 5).bfloat16(), labels)
+    assert "cross_entropy" not in compiled.source and len(compiled.kernels) <= 2
