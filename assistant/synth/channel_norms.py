@@ -19,10 +19,9 @@ from typing import Any
 from drk.assistant.synth.draft import Draft, plain_name
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS
+from drk.assistant.synth.regions import FEW_ROWS, FEW_ROWS_COLUMNS
 from drk.gym.graph import Node, Ref, Symbol, TensorMeta
 
-FEW_ROWS = 128
-FEW_ROWS_COLUMNS = 8192
 LEAST_IMAGE = 64
 """Smallest image whose channels are reduced one by one in row-major memory."""
 
@@ -51,11 +50,8 @@ def group_norm_by_channel(node: Node, draft: Draft, parameters: tuple[Any, Any, 
     column = (channels, *(1 for _ in rest))
     if width == 1:
         scale = _rstd(node, draft, variance, eps)
-        scale = (
-            scale
-            if weight is None
-            else draft.emit(node, "scale", "mul.Tensor", scale, _view(node, weight, column, draft))
-        )
+        if weight is not None:
+            scale = draft.emit(node, "scale", "mul.Tensor", scale, _view(node, weight, column, draft))
     else:
         split = (batch, groups, width)
         means = draft.emit(node, "channel_means", "reshape.default", mean, split)
@@ -86,9 +82,7 @@ def train_batch_norm(node: Node, draft: Draft) -> Ref | None:
     meta = draft.metas[x.name]
     if not draft.by_channel or training is not True or meta.dtype not in FLOATS or len(meta.shape) < 2:
         return None
-    if math.prod(meta.shape) // meta.shape[1] < 2 or any(
-        draft.metas[item.name].dtype not in FLOATS for item in running
-    ):
+    if meta.numel // max(1, meta.shape[1]) < 2 or {draft.metas[item.name].dtype for item in running} - FLOATS:
         return None
     source = _widened(node, draft, x)
     rank = len(meta.shape)
@@ -116,11 +110,9 @@ def _moved(node: Node, draft: Draft, pair: tuple[Ref, Ref], momentum: float) -> 
     moved = draft.emit(node, "moved", "add.Tensor", kept, draft.emit(node, "taken", "mul.Tensor", new, momentum))
     flat = draft.emit(node, "running", "reshape.default", moved, draft.metas[old.name].shape)
     dtype = draft.metas[old.name].dtype
-    return (
-        flat
-        if dtype == "float32"
-        else draft.emit(node, "running", "_to_copy.default", flat, dtype=Symbol("dtype", dtype))
-    )
+    if dtype == "float32":
+        return flat
+    return draft.emit(node, "running", "_to_copy.default", flat, dtype=Symbol("dtype", dtype))
 
 
 def _normalised(node: Node, draft: Draft, x: Ref, parts: tuple[Ref, Ref, Ref | None], dtype: str | None = None) -> Ref:

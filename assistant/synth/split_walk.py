@@ -22,6 +22,7 @@ from drk.assistant.synth.frames import transposed
 PROGRAMS = 1056
 """Programs that a level aims at: eight for each multiprocessor of the largest Hopper GPU."""
 LEAST_INNER = 192
+"""Shortest innermost group of columns inside which tiles are laid out."""
 TALL = 32
 """Rows of a tile whose rows lie next to each other in memory: a cache line of float32."""
 
@@ -52,7 +53,7 @@ class Walk:
             return [*lines, *index_lines(body.domain.rows, "rows")]
         return [
             f"outer_row = ({tile} // row_tiles).to(INDEX)",
-            f"inner_row = {tile} % row_tiles * BLOCK_M + tl.arange(0, BLOCK_M)",
+            f"inner_row = ({tile} % row_tiles * BLOCK_M).to(INDEX) + tl.arange(0, BLOCK_M)",
             "rows = outer_row * inner_rows + inner_row",
             "row_mask = inner_row[:, None] < inner_rows",
             *_group_lines(body.domain.rows, self.rows, "row", "BLOCK_M"),
@@ -74,7 +75,7 @@ class Walk:
         ]
         place = [
             "outer_col = (tile // col_tiles).to(INDEX)",
-            "inner_col = tile % col_tiles * BLOCK_N + tl.arange(0, BLOCK_N)",
+            "inner_col = (tile % col_tiles * BLOCK_N).to(INDEX) + tl.arange(0, BLOCK_N)",
             "cols = outer_col * inner_cols + inner_col",
             "col_mask = inner_col[None, :] < inner_cols",
             "mask = row_mask & col_mask",
