@@ -11,7 +11,9 @@ import os
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from drk.gym.devices import list_gpus
 from drk.gym.settings import GymSettings
+from drk.gym.zygote_client import LaunchedZygote, launch, zygote_modes
 
 if TYPE_CHECKING:
     from drk.gym.client import RemoteGym
@@ -46,6 +48,17 @@ def open_gym(settings: GymSettings, flag: str | None = None) -> Gym | RemoteGym:
         from drk.gym.client import RemoteGym
 
         return RemoteGym(url, gym_token(), settings, patience_s=PATIENCE_S)
-    from drk.gym.engine import Gym  # brings torch: not needed for a server
+    launched = launch_ahead(settings)
+    from drk.gym.engine import Gym  # brings torch: not needed for a server, and zygotes import theirs meanwhile
 
-    return Gym(settings)
+    return Gym(settings, launched)
+
+
+def launch_ahead(settings: GymSettings) -> list[LaunchedZygote]:
+    """Start the zygotes that a gym with these settings will need, as far as that is known without torch."""
+    on_gpu = settings.device != "interpret" and bool(list_gpus())
+    if settings.device not in ("auto", "interpret") and not on_gpu:
+        return []  # the gym will say that there is no such device
+    device = "cuda:0" if on_gpu else "interpret"
+    modes = zygote_modes(device, offline_compile=settings.offline_compile)
+    return [launch(mode, settings.sandbox) for mode in modes]

@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import OrderedDict
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -31,7 +31,7 @@ from drk.gym.runner_handle import RunnerHandle
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.settings import GymSettings
 from drk.gym.wire import check_task, task_id
-from drk.gym.zygote_client import ZygoteClient
+from drk.gym.zygote_client import LaunchedZygote, ZygoteClient, zygote_modes
 
 MAX_SESSIONS = 4
 CONTEXTS_AT_ONCE = 3
@@ -76,10 +76,14 @@ def resolve_device(device: str, gpus: list[Gpu]) -> tuple[str, Gpu | None]:
 
 
 class Gym:
-    """A place where candidates are judged. Use it as an async context manager."""
+    """A place where candidates are judged. Use it as an async context manager.
 
-    def __init__(self, settings: GymSettings | None = None) -> None:
+    ``launched`` are zygotes that were started ahead (:func:`drk.gym.zygote_client.launch`); the gym ends all of them.
+    """
+
+    def __init__(self, settings: GymSettings | None = None, launched: Sequence[LaunchedZygote] = ()) -> None:
         self.settings = settings or GymSettings()
+        self._launched = {zygote.mode: zygote for zygote in launched if zygote.level == self.settings.sandbox}
         self.device = "interpret"
         self.gpu: Gpu | None = None
         self.device_facts: dict[str, Any] = {}
@@ -111,9 +115,7 @@ class Gym:
         return self
 
     def _modes(self) -> list[str]:
-        if self.device != "interpret":
-            return ["gpu"]
-        return ["interpret", "compile"] if self.settings.offline_compile else ["interpret"]
+        return zygote_modes(self.device, offline_compile=self.settings.offline_compile)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -123,6 +125,8 @@ class Gym:
             await _close(session)
         for zygote in (*self._zygotes.values(), *self._retired):
             await _close(zygote)
+        for launched in self._launched.values():
+            launched.close()
         self._retired.clear()
         self._sessions.clear()
         self._zygotes.clear()
@@ -149,7 +153,8 @@ class Gym:
         if task is None or (task.done() and (task.cancelled() or task.exception() or not task.result().alive)):
             if task is not None:
                 self._retired.append(task)
-            task = self._zygotes[mode] = asyncio.create_task(ZygoteClient.start(mode, self.settings.sandbox))
+            launched = self._launched.pop(mode, None)
+            task = self._zygotes[mode] = asyncio.create_task(ZygoteClient.start(mode, self.settings.sandbox, launched))
         return task
 
     async def start_runner(

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+from dataclasses import dataclass
 from typing import IO, Any
 
 from drk.gym.errors import ProtocolError, SandboxUnavailable, ZygoteError
@@ -35,6 +36,49 @@ def zygote_environment(mode: str) -> dict[str, str]:
     return environment
 
 
+@dataclass
+class LaunchedZygote:
+    """A zygote's process that nobody has greeted yet: it can import torch while its parent still does."""
+
+    mode: str
+    level: str
+    process: subprocess.Popen[bytes]
+    socket: socket.socket
+    words: IO[bytes]
+
+    def close(self) -> None:
+        """End it, unless a client has taken it over."""
+        if self.socket.fileno() >= 0:
+            self.socket.close()
+            self.words.close()
+            self.process.kill()
+            self.process.wait()
+
+
+def launch(mode: str, level: str) -> LaunchedZygote:
+    """Start a zygote's process."""
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
+    words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the zygote; a pipe that nobody reads would fill
+    with theirs:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "drk.gym.zygote", mode, level, str(theirs.fileno())],
+            env=zygote_environment(mode),
+            pass_fds=(theirs.fileno(),),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=words,
+            start_new_session=True,
+        )
+    return LaunchedZygote(mode, level, process, ours, words)
+
+
+def zygote_modes(device: str, *, offline_compile: bool) -> list[str]:
+    """Return the modes of the zygotes that a gym on ``device`` (``interpret`` or ``cuda:N``) needs."""
+    if device != "interpret":
+        return ["gpu"]
+    return ["interpret", "compile"] if offline_compile else ["interpret"]
+
+
 class ZygoteClient:
     """One running zygote. Make it with :meth:`start`."""
 
@@ -50,26 +94,15 @@ class ZygoteClient:
         self._reader: asyncio.Task[None] | None = None
 
     @classmethod
-    async def start(cls, mode: str, level: str) -> ZygoteClient:
-        """Start a zygote and wait until it is warm.
+    async def start(cls, mode: str, level: str, launched: LaunchedZygote | None = None) -> ZygoteClient:
+        """Start a zygote, or take over one that was launched before, and wait until it is warm.
 
         Raises:
             SandboxUnavailable: this machine cannot give the sandbox level that was asked for.
             ZygoteError: it did not come up; the message holds the end of what it printed.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_STREAM)
-        words = tempfile.TemporaryFile()  # noqa: SIM115 - as long as the zygote; a pipe that nobody reads would fill
-        with theirs:
-            process = subprocess.Popen(
-                [sys.executable, "-m", "drk.gym.zygote", mode, level, str(theirs.fileno())],
-                env=zygote_environment(mode),
-                pass_fds=(theirs.fileno(),),
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.DEVNULL,
-                stderr=words,
-                start_new_session=True,
-            )
-        client = cls(mode, process, AsyncChannel(ours), words)
+        born = launched or launch(mode, level)
+        client = cls(mode, born.process, AsyncChannel(socket.socket(fileno=born.socket.detach())), born.words)
         try:
             await client._greet()
         except BaseException:

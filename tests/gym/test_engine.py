@@ -16,6 +16,7 @@ from drk.gym.errors import DeviceError, HostError, TaskError
 from drk.gym.schema import Call, Candidate, Task, TensorSpec
 from drk.gym.settings import GymSettings, Limits
 from drk.gym.wire import verdict_from_json, verdict_to_json
+from drk.gym.zygote_client import launch
 
 REFERENCE = """
 import torch
@@ -122,3 +123,12 @@ def test_a_reference_that_fails_is_a_task_error() -> None:
             assert caught.value.file == "model.py" and caught.value.line == 8
 
     asyncio.run(scenario())
+
+
+async def test_a_zygote_launched_ahead_is_taken_over_and_others_are_ended() -> None:
+    settings = replace(SETTINGS, offline_compile=False)
+    ahead, needless = launch("interpret", settings.sandbox), launch("compile", settings.sandbox)
+    async with Gym(settings, [ahead, needless]) as gym:
+        zygote = await gym._zygote("interpret")
+        assert zygote.process is ahead.process and zygote.alive
+    assert ahead.process.poll() is not None and needless.process.poll() is not None
