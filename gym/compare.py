@@ -36,8 +36,8 @@ _ROUNDOFF = {
     torch.float16: 2.0**-11,
     torch.bfloat16: 2.0**-9,
 }
-_FLOOR_RMS = {torch.float64: 64.0, torch.float32: 4.0, torch.float16: 1.0, torch.bfloat16: 1.0}
-_FLOOR_MAX = {torch.float64: 512.0, torch.float32: 32.0, torch.float16: 8.0, torch.bfloat16: 8.0}
+_FLOOR_RMS = {torch.float64: 64.0, torch.float32: 8.0, torch.float16: 1.0, torch.bfloat16: 1.0}
+_FLOOR_MAX = {torch.float64: 512.0, torch.float32: 64.0, torch.float16: 8.0, torch.bfloat16: 8.0}
 
 
 @dataclass(frozen=True)
