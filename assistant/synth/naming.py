@@ -28,7 +28,7 @@ _RESERVED = {
     "batch", "inner_batches", "outer_batches", "carry", "step", "batches", "head", "scores", "higher",
     "shift", "weights", "rescale", "total", "result", "top", "n_head", "n_width", "matrix_rows", "out_ptr", "out_ptrs",
     "outer_row", "inner_row", "inner_rows", "row_tiles", "outer_col", "inner_col", "inner_cols", "col_tiles", "n_tiles",
-    "piece_tiles", "first_tile", "starts", "ends", "seen",
+    "piece_tiles", "first_tile", "starts", "ends", "seen", "combine_m",
     "program", "n_programs", "n_blocks", "ctx",
     "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
 }  # fmt: skip

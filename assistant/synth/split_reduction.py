@@ -47,6 +47,16 @@ class Pass:
     made: tuple[Node, ...]
     """Reductions of this level; none in the last pass."""
 
+    @property
+    def walks(self) -> bool:
+        """Whether it goes over the rows; else it only combines parts."""
+        edge = len(self.region.shape) - self.region.columns
+        return bool(self.made) or any(any(operand.varies[edge:]) for operand in self.region.outputs)
+
+    def along(self, walk: Walk) -> Walk:
+        """The part of the region's walk that it needs: rows of parts lie one behind the other."""
+        return walk if self.walks else replace(walk, rows=())
+
 
 def write_split(
     region: Region,
@@ -67,11 +77,12 @@ def write_split(
         last = number == len(passes)
         kernel_name = f"{name}_kernel" if last else f"{name}_pass{number}_kernel"
         body = Body(item.region, names, metas, two_dimensional=True)
-        arguments = _arguments(body, item, region, walk)
+        own = item.along(walk)
+        arguments = _arguments(body, item, region, own)
         title = ["Combine the parts, then the outputs:", *formula] if last else [_title(body, item)]
         kernels.append(
             kernel_source(
-                kernel_name, _parameters(arguments), title, _kernel_lines(body, item, walk, backwards=number % 2 == 0)
+                kernel_name, _parameters(arguments), title, _kernel_lines(body, item, own, backwards=number % 2 == 0)
             )
         )
         launches += _call(kernel_name, arguments, item)
@@ -152,7 +163,7 @@ def _kernel_lines(body: Body, item: Pass, walk: Walk, *, backwards: bool) -> lis
     stored_late = [o for o in item.region.outputs if any(o.varies[edge:])]
     stored_early = [o for o in item.region.outputs if o not in stored_late]
     keep = frozenset(node.name for node in item.per_row)
-    walks = bool(item.made or stored_late)
+    walks = item.walks
     program = "tl.num_programs(0) - 1 - tl.program_id(0)" if backwards else "tl.program_id(0)"
     lines = [
         f"pid = {program}",
@@ -245,9 +256,12 @@ def _buffer_lines(body: Body, passes: Sequence[Pass]) -> list[str]:
 
 
 def _call(kernel: str, arguments: Arguments, item: Pass) -> list[str]:
-    edge = len(item.region.shape) - item.region.columns
-    walks = item.made or any(any(operand.varies[edge:]) for operand in item.region.outputs)
-    options = ["INDEX=index_type", "PIECES=triton.next_power_of_2(n_pieces)", "BLOCK_M=block_m", "BLOCK_N=block_n"]
-    return call_lines(
-        kernel, "(tiles_m * n_pieces,)" if walks else "(tiles_m,)", arguments.values, [*options, "num_warps=8"]
-    )
+    options = ["INDEX=index_type", "PIECES=triton.next_power_of_2(n_pieces)"]
+    if item.walks:
+        options += ["BLOCK_M=block_m", "BLOCK_N=block_n", "num_warps=8"]
+        return call_lines(kernel, "(tiles_m * n_pieces,)", arguments.values, options)
+    options += ["BLOCK_M=combine_m", "BLOCK_N=block_n", "num_warps=4"]
+    return [
+        "combine_m = max(1, min(triton.next_power_of_2(n_rows), 1024 // triton.next_power_of_2(n_pieces)))",
+        *call_lines(kernel, "(triton.cdiv(n_rows, combine_m),)", arguments.values, options),
+    ]
