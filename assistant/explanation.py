@@ -24,6 +24,8 @@ Bound = Literal["launch", "memory", "compute"]
 LAUNCH_US = 4.0
 """What eager PyTorch needs to start one operator, about."""
 TOP = 4
+IN_A_GRAPH = "in a CUDA graph"
+"""How the notes of candidates end that were tried in one (:mod:`drk.assistant.synth.graphed`)."""
 PRODUCTS = frozenset(("linear", "mm", "addmm", "matmul", "bmm", "baddbmm", "einsum"))
 
 
@@ -56,7 +58,8 @@ def explain(outcome: Outcome, task: Task, graph: Graph | None, hardware: DeviceF
             ),
         )
     bound, reason = _bound(graph, hardware)
-    return Explanation(bound, reason, _measured(outcome) or _estimated(graph, hardware), _advice(bound, task, graph))
+    time = _measured(outcome) or _estimated(graph, hardware)
+    return Explanation(bound, reason, time, _advice(outcome, bound, task, graph))
 
 
 def _bound(graph: Graph, hardware: DeviceFacts) -> tuple[Bound, str]:
@@ -101,12 +104,15 @@ def _where(node: Node) -> str:
     return f"{node.bare_op} (line {node.line})" if node.line else node.bare_op
 
 
-def _advice(bound: Bound, task: Task, graph: Graph) -> tuple[str, ...]:
+def _advice(outcome: Outcome, bound: Bound, task: Task, graph: Graph) -> tuple[str, ...]:
     ops = {node.bare_op for node in graph.nodes}
     wide = any(item.meta.dtype == "float32" for item in graph.placeholders)
     found = []
     if bound == "launch":
-        found.append('CUDA graphs: torch.compile(model, mode="reduce-overhead"), or torch.cuda.graph around the call')
+        if not any(IN_A_GRAPH in turn.candidate.note for turn in outcome.episode.turns):
+            found.append(
+                'CUDA graphs: torch.compile(model, mode="reduce-overhead"), or torch.cuda.graph around the call'
+            )
         found.append("larger batches: several calls in one")
     if wide and ops & PRODUCTS and task.precision == "match":
         found.append("lower precision for matrix products, where the model allows it: --precision tf32, or bf16")

@@ -49,6 +49,13 @@ def test_bounds_and_advice() -> None:
     assert conv is not None and any("channels-last" in text for text in conv.advice)
 
 
+def test_what_was_tried_is_not_advised(verdicts: Any) -> None:
+    candidate = Candidate("", note="Every product with its epilogue in one kernel, in a CUDA graph")
+    tried = Turn(1, candidate, verdicts.accepted(0.9))
+    found = explain(replace(outcome(), episode=Episode("t", (tried,))), TASK, graph("tanh", 16, 12), H100)
+    assert found is not None and found.advice[0] == "larger batches: several calls in one"
+
+
 def test_measured_kernels_replace_estimates(verdicts: Any) -> None:
     kernels = (KernelRow("mine", True, share=0.25), KernelRow("gemm", False, share=0.75), KernelRow("idle", False))
     best = Turn(1, Candidate(""), verdicts.accepted(0.9, kernels=kernels))
