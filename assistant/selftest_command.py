@@ -11,6 +11,7 @@ the checkout's (it is not part of the installed package); elsewhere ``--corpus``
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import time
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -122,6 +123,8 @@ async def judge_corpus(
 ) -> tuple[str, list[Result]]:
     """Judge every file, ``jobs`` at once; return the device and the results in the corpus's order.
 
+    Ctrl-C ends it early: what was judged until then is returned, the rest is missing.
+
     Raises:
         HostError: the gym itself could not be started.
     """
@@ -141,9 +144,10 @@ async def judge_corpus(
                 progress.event(f"{result.standing}: {result.name}: {result.found[:300]}{flags}")
 
     async with Gym(settings) as gym:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(jobs):
-                group.create_task(work(gym))
+        with contextlib.suppress(asyncio.CancelledError):
+            async with asyncio.TaskGroup() as group:
+                for _ in range(jobs):
+                    group.create_task(work(gym))
         device = gym.device
     order = {(entry.name, file.name): rank for rank, (entry, file) in enumerate(todo)}
     return device, sorted(results, key=lambda result: order[result.entry.name, result.file.name])
@@ -277,11 +281,13 @@ def selftest(  # noqa: PLR0913, PLR0917 - one parameter for each option
     console = console_from(ctx, color=settings.color)
     entries = choose(load_corpus(corpus or default_corpus()), family, only)
     results, place = _judged(console, entries, settings, jobs)
+    left = sum(len(entry.files) for entry in entries) - len(results)
     if output == "json":
-        console.result_json(result_json(results, place))
+        console.result_json({**result_json(results, place), "not_judged": left})
     else:
-        console.result(result_text(results, place))
-    raise typer.Exit(exit_code(results))
+        console.result(result_text(results, place) + (f"\ninterrupted: {left} were not judged" if left else ""))
+    code = exit_code(results)
+    raise typer.Exit(ExitCode.INTERRUPTED if left and code == ExitCode.OK else code)
 
 
 def _judged(

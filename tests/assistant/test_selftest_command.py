@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -259,3 +263,27 @@ def test_an_empty_rate_is_no_division(results: list[Result]) -> None:
     unseen = [result for result in results if result.standing == "needs-gpu"]
     assert tally(unseen)["cheats"] == 0
     assert "0 of 0 cheats detected, 0 of 0 honest ones" in result_text(unseen, "interpret")
+
+
+def test_ctrl_c_tells_what_was_judged_until_then(repository: Path) -> None:
+    words = [
+        "-c",
+        "from drk.assistant.cli import main; main()",
+        "selftest",
+        "--device",
+        "interpret",
+        "--format",
+        "json",
+    ]
+    process = subprocess.Popen(
+        [sys.executable, *words], cwd=repository, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    assert process.stderr is not None
+    assert "judging" in process.stderr.readline()
+    time.sleep(3.0)
+    process.send_signal(signal.SIGINT)
+    said, _ = process.communicate(timeout=120)
+    answer = json.loads(said)
+    judged = len(answer["results"])
+    assert answer["not_judged"] > 100 and answer["not_judged"] + judged > 200
+    assert process.returncode == ExitCode.INTERRUPTED
