@@ -8,7 +8,8 @@ server for its interpreter).
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
 from drk.gym.devices import list_gpus
@@ -37,21 +38,30 @@ def gym_token(environ: Mapping[str, str] | None = None) -> str:
     return (os.environ if environ is None else environ).get(TOKEN_VARIABLE, "")
 
 
-def open_gym(settings: GymSettings, flag: str | None = None) -> Gym | RemoteGym:
-    """Return a gym to enter with ``async with``: the server's, where one is named, else one of this process.
+@asynccontextmanager
+async def open_gym(settings: GymSettings, flag: str | None = None) -> AsyncIterator[Gym | RemoteGym]:
+    """Enter a gym: the server's, where one is named, else one of this process.
 
     Raises:
+        drk.gym.errors.DeviceError: the device that was named is not there.
         drk.gym.errors.HostError: the address is malformed.
     """
     url = gym_url(flag)
     if url:
         from drk.gym.client import RemoteGym
 
-        return RemoteGym(url, gym_token(), settings, patience_s=PATIENCE_S)
+        async with RemoteGym(url, gym_token(), settings, patience_s=PATIENCE_S) as remote:
+            yield remote
+        return
     launched = launch_ahead(settings)
-    from drk.gym.engine import Gym  # brings torch: not needed for a server, and zygotes import theirs meanwhile
+    try:
+        from drk.gym.engine import Gym  # brings torch: not needed for a server, and zygotes import theirs meanwhile
 
-    return Gym(settings, launched)
+        async with Gym(settings, launched) as gym:
+            yield gym
+    finally:
+        for zygote in launched:
+            zygote.close()
 
 
 def launch_ahead(settings: GymSettings) -> list[LaunchedZygote]:

@@ -13,7 +13,7 @@ from gym_service import RIGHT, GymService
 from drk.assistant import gym_command
 from drk.assistant.cli import run
 from drk.assistant.errors import EnvironmentFault, UsageError
-from drk.assistant.gym_address import gym_url, open_gym
+from drk.assistant.gym_address import gym_url, launch_ahead, open_gym
 from drk.assistant.gym_command import check_access, choose_devices, is_loopback
 from drk.gym.client import RemoteGym
 from drk.gym.devices import Gpu
@@ -99,13 +99,21 @@ def test_status_of_a_server_that_is_not_there(monkeypatch, capsys) -> None:
     assert "does not answer" in capsys.readouterr().err
 
 
-def test_the_flag_wins_over_the_variable(monkeypatch) -> None:
+async def test_the_flag_wins_over_the_variable(monkeypatch) -> None:
     monkeypatch.setenv("DRK_GYM_URL", "http://a")
     assert gym_url() == "http://a"
     assert gym_url("http://b") == "http://b"
     assert gym_url("") == ""
-    assert isinstance(open_gym(GymSettings()), RemoteGym)
-    assert isinstance(open_gym(GymSettings(), ""), Gym)
+    async with open_gym(GymSettings()) as remote:
+        assert isinstance(remote, RemoteGym)
+    here = GymSettings(device="interpret", offline_compile=False)
+    async with open_gym(here, "") as local:
+        assert isinstance(local, Gym)
+
+
+def test_nothing_is_launched_for_a_device_that_is_not_there(monkeypatch) -> None:
+    monkeypatch.setattr("drk.assistant.gym_address.list_gpus", list)
+    assert launch_ahead(GymSettings(device="cuda:9")) == []
 
 
 @NEEDS_SERVER
