@@ -15,9 +15,9 @@ from drk.assistant.cli import run
 from drk.assistant.errors import EnvironmentFault, UsageError
 from drk.assistant.gym_address import gym_url, launch_ahead, open_gym
 from drk.assistant.gym_command import check_access, choose_devices, is_loopback
-from drk.gym.client import RemoteGym
 from drk.gym.devices import Gpu
 from drk.gym.engine import Gym
+from drk.gym.errors import HostError
 from drk.gym.settings import GymSettings
 
 SERVE = all(importlib.util.find_spec(name) for name in gym_command.NEEDED)
@@ -104,8 +104,10 @@ async def test_the_flag_wins_over_the_variable(monkeypatch) -> None:
     assert gym_url() == "http://a"
     assert gym_url("http://b") == "http://b"
     assert gym_url("") == ""
-    async with open_gym(GymSettings()) as remote:
-        assert isinstance(remote, RemoteGym)
+    monkeypatch.setattr("drk.assistant.gym_address.PATIENCE_S", 0.1)
+    with pytest.raises(HostError, match="http://a does not answer"):
+        async with open_gym(GymSettings()):
+            pass
     here = GymSettings(device="interpret", offline_compile=False)
     async with open_gym(here, "") as local:
         assert isinstance(local, Gym)
