@@ -112,6 +112,8 @@ class Session:
         module.train(self.meta.get("mode") == "train")
         self.module = module
         self.snapshot = StateSnapshot.take(module)
+        if self.role == "candidate":
+            self.snapshot.restorable = frozenset()  # until the Judge names attributes that the reference changes too
         self.truth = None
 
     @property
@@ -203,25 +205,15 @@ class Session:
         ``message``: ``key``; ``variant`` (``native``, ``float64`` or a rung); ``grad``; ``log_operators``; ``recipe``
         (see :mod:`drk.gym.runner.recipes`); ``sample`` (how large leaves are shown); ``poison`` (shapes and dtypes to
         spoil in free memory first); ``ablate`` (true, or the name of one kernel: launch nothing of the candidate's);
-        ``restore`` (a candidate's plain attributes that the reference changes too); ``both_passes`` (backward kernels
-        too, without autograd).
+        ``restore`` (a candidate's plain attributes that the reference changes too; holds until told otherwise);
+        ``both_passes`` (backward kernels too, without autograd).
         """
-        options = CallOptions(
-            variant=message.get("variant", "native"),
-            grad=bool(message.get("grad")),
-            autocast=message.get("autocast") or self.meta.get("autocast"),
-            convolutions=self.convolutions,
-            device=self.device,
-            key=int(message["key"]),
-            log_operators=bool(message.get("log_operators")),
-            weights_factor=(message.get("recipe") or {}).get("weights"),
-            sample=message.get("sample"),
-        )
+        options = self.options(message)
         module, snapshot = self.built, self.snapshot
         if options.variant == "float64":
             module, snapshot = self.truth_module()
-        if self.role == "candidate":
-            snapshot.restorable = frozenset((str(part), str(key)) for part, key in message.get("restore") or [])
+        if "restore" in message:
+            snapshot.restorable = frozenset((str(part), str(key)) for part, key in message["restore"])
         if self.device != "cpu":
             torch.cuda.reset_peak_memory_stats()
             # What follows queues behind this: a kernel on another stream that does not wait for its inputs, or whose
@@ -257,6 +249,20 @@ class Session:
             "inputs": [{"path": p, **structure.describe_tensor(t)} for p, t in structure.tensors(inputs)],
             "peak_bytes": self.tidied(),
         }
+
+    def options(self, message: dict[str, Any]) -> CallOptions:
+        """Return how :meth:`run` is to call for ``message``."""
+        return CallOptions(
+            variant=message.get("variant", "native"),
+            grad=bool(message.get("grad")),
+            autocast=message.get("autocast") or self.meta.get("autocast"),
+            convolutions=self.convolutions,
+            device=self.device,
+            key=int(message["key"]),
+            log_operators=bool(message.get("log_operators")),
+            weights_factor=(message.get("recipe") or {}).get("weights"),
+            sample=message.get("sample"),
+        )
 
     def tidied(self) -> int:
         """Return the most GPU memory that the call took, in bytes; where it was much, give back what is free now."""
