@@ -12,7 +12,8 @@ from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING
 
-from drk.gym.devices import list_gpus
+from drk.gym.devices import list_gpus, resolve_device
+from drk.gym.errors import DeviceError
 from drk.gym.settings import GymSettings
 from drk.gym.zygote_client import LaunchedZygote, launch, zygote_modes
 
@@ -66,9 +67,9 @@ async def open_gym(settings: GymSettings, flag: str | None = None) -> AsyncItera
 
 def launch_ahead(settings: GymSettings) -> list[LaunchedZygote]:
     """Start the zygotes that a gym with these settings will need, as far as that is known without torch."""
-    on_gpu = settings.device != "interpret" and bool(list_gpus())
-    if settings.device not in ("auto", "interpret") and not on_gpu:
-        return []  # the gym will say that there is no such device
-    device = "cuda:0" if on_gpu else "interpret"
+    try:
+        device, _ = resolve_device(settings.device, list_gpus() if settings.device != "interpret" else [])
+    except DeviceError:
+        return []  # the gym will say so
     modes = zygote_modes(device, offline_compile=settings.offline_compile)
     return [launch(mode, settings.sandbox) for mode in modes]

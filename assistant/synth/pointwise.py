@@ -117,23 +117,13 @@ def _tiled(body: Body, name: str, owned: frozenset[str], block: Block) -> tuple[
     # in whole sectors.
     turned = any(transposed(item, body.region.columns) for item in (*body.region.inputs, *body.region.outputs))
     block = Block(max(block.elements, 2048), block.per_warp) if turned else block
-    sides = [
-        f"block_n = min({block.elements}, triton.next_power_of_2(n_cols))",
-        f"block_m = {block.elements} // block_n",
-    ]
-    if turned:
-        sides = [
-            "block_n = min(64, triton.next_power_of_2(n_cols))",
-            f"block_m = min({block.elements} // block_n, triton.next_power_of_2(n_rows))",
-            f"block_n = min({block.elements} // block_m, triton.next_power_of_2(n_cols))",
-        ]
     launch = [
         *layout_lines(body, owned),
         *allocation_lines(body),
         f"n_rows = {sizes[0]}",
         f"n_cols = {sizes[1]}",
         index_type_line(body),
-        *sides,
+        *_side_lines(block, turned),
         *call_lines(
             f"{name}_kernel",
             "(triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, block_n),)",
@@ -148,3 +138,17 @@ def _tiled(body: Body, name: str, owned: frozenset[str], block: Block) -> tuple[
         result_line(body),
     ]
     return parameters, index, launch
+
+
+def _side_lines(block: Block, turned: bool) -> list[str]:
+    """Statements that set a tile's sides: as wide as can be, or about square."""
+    if not turned:
+        return [
+            f"block_n = min({block.elements}, triton.next_power_of_2(n_cols))",
+            f"block_m = {block.elements} // block_n",
+        ]
+    return [
+        "block_n = min(64, triton.next_power_of_2(n_cols))",
+        f"block_m = min({block.elements} // block_n, triton.next_power_of_2(n_rows))",
+        f"block_n = min({block.elements} // block_m, triton.next_power_of_2(n_cols))",
+    ]

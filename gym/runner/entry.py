@@ -19,6 +19,7 @@ import torch
 from drk.gym.errors import GymError
 from drk.gym.protocol import Channel
 from drk.gym.runner import interpreter, profile, remap, stub_driver, timing
+from drk.gym.runner.files import write_files
 from drk.gym.runner.loading import LoadFailure
 from drk.gym.runner.session import Session
 from drk.gym.runner.state_conversion import read_pickled_state
@@ -49,7 +50,7 @@ def run(
     try:
         enter(policy, layers)
         os.chdir(policy.scratch)
-        fill_cache(Path(os.environ["TRITON_CACHE_DIR"]), cache_files)
+        write_files(Path(os.environ["TRITON_CACHE_DIR"]), cache_files)
         session = Session(mode, request["role"], policy.scratch, arena_fd)
         prepare_mode(mode, session, request)
     except (GymError, OSError, RuntimeError) as error:
@@ -58,14 +59,6 @@ def run(
     channel.send({"ok": True, "pid": os.getpid()})
     serve(channel, session)
     return 0
-
-
-def fill_cache(folder: Path, files: dict[str, bytes]) -> None:
-    """Write files below ``folder``."""
-    for name, data in files.items():
-        path = folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_bytes(data)
 
 
 def _policy(data: dict[str, Any], keep: tuple[int, ...]) -> dict[str, Any]:

@@ -29,13 +29,17 @@ _ENTRY_BYTES = 1024  # an inode and its directory entry: a flood of empty files 
 
 @dataclass(frozen=True)
 class Process:
-    """One process as ``/proc/PID/stat`` tells it; ``started`` (clock ticks since boot) makes the id unambiguous."""
+    """One process as ``/proc/PID/stat`` tells it; ``started`` (clock ticks since boot) makes the id unambiguous.
+
+    ``cpu_ticks`` is the processor time that it has used, all its threads together.
+    """
 
     pid: int
     parent: int
     state: str
     started: int
     threads: int
+    cpu_ticks: int = 0
 
 
 def _read_process(pid: int) -> Process | None:
@@ -44,23 +48,13 @@ def _read_process(pid: int) -> Process | None:
             fields = handle.read().rpartition(")")[2].split()
     except (FileNotFoundError, ProcessLookupError):
         return None
-    return Process(pid, int(fields[1]), fields[0], int(fields[19]), int(fields[17]))
+    return Process(pid, int(fields[1]), fields[0], int(fields[19]), int(fields[17]), int(fields[11]) + int(fields[12]))
 
 
 def _processes() -> dict[int, Process]:
     names = os.listdir("/proc")  # noqa: PTH208 - hot path
     found = (_read_process(int(name)) for name in names if name.isdigit())
     return {process.pid: process for process in found if process is not None}
-
-
-def cpu_seconds(pid: int) -> float:
-    """Processor time that ``pid`` has used, all its threads together; 0 when it is gone."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as handle:  # noqa: PTH123 - as above
-            fields = handle.read().rpartition(")")[2].split()
-    except (FileNotFoundError, ProcessLookupError):
-        return 0.0
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class ProcessTable:
@@ -96,6 +90,13 @@ def _below(root: int, table: dict[int, Process]) -> list[Process]:
         found += below
         queue += [process.pid for process in below]
     return found
+
+
+def cpu_seconds(pid: int) -> float:
+    """Processor time that ``pid`` and its descendants have used; 0 when they are gone."""
+    table = _processes()
+    tree = [*_below(pid, table), *([table[pid]] if pid in table else [])]
+    return sum(process.cpu_ticks for process in tree) / os.sysconf("SC_CLK_TCK")
 
 
 def descendants(pid: int) -> tuple[Process, ...]:

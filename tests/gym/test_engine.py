@@ -10,8 +10,8 @@ from dataclasses import replace
 import pytest
 from crash_corpus import CASES, RIGHT, forward
 
-from drk.gym.devices import Gpu
-from drk.gym.engine import Gym, resolve_device
+from drk.gym.devices import Gpu, resolve_device
+from drk.gym.engine import Gym
 from drk.gym.errors import DeviceError, HostError, TaskError
 from drk.gym.schema import Call, Candidate, Task, TensorSpec
 from drk.gym.settings import GymSettings, Limits

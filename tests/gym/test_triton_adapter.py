@@ -235,7 +235,7 @@ def test_the_line_is_the_innermost_in_the_files_asked_about(tmp_path):
 CACHED_DRIVER = """
 import os, sys
 from pathlib import Path
-from drk.gym.runner.entry import fill_cache
+from drk.gym.runner.files import write_files
 from drk.gym.triton_adapter import driver_cache_files
 from triton.backends.nvidia.driver import CudaUtils
 
@@ -243,7 +243,7 @@ files = driver_cache_files()
 assert any("cuda_utils" in name for name in files), files
 os.environ["TRITON_CACHE_DIR"] = sys.argv[1]
 os.environ["CC"] = "/bin/false"
-fill_cache(Path(sys.argv[1]), files)
+write_files(Path(sys.argv[1]), files)
 CudaUtils()
 """
 
