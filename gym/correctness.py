@@ -195,7 +195,7 @@ class Trials:
         with self.draft.stage("shape"):
             await ask(self.runner, "check", "set_reduction", limits.run_s, plan=self.session.hidden_plan)
             answer = await self.runner.call(
-                "run", limits.compile_s, key=trial.key, grad=self.task.grad, sample=trial.sample
+                "run", limits.compile_s, key=trial.key, grad=self.task.grad, sample=trial.sample, log_operators=True
             )
             if answer.get("died"):
                 raise Stop(
@@ -211,6 +211,9 @@ class Trials:
                     "hidden-shape", trial, leaves, answer, self.task, self.session.state_keys, copied=copied
                 )
                 self._judge_hidden(cells, shapes)
+                if self.evaluation.launched and answer.get("launched") == 0:
+                    proof = f"with inputs {shapes} it launches no kernel of its own"
+                    self.draft.flags.append(Flag("fallback-taken", "delegation", "label", proof))
             await ask(self.runner, "check", "set_reduction", limits.run_s, plan=self.session.plan)
 
     def _label_specialised(self, where: str, raised: str) -> None:

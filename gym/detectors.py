@@ -12,6 +12,7 @@ from drk.gym.draft import Draft
 from drk.gym.schema import Flag, KernelRow
 
 TRIVIAL_SHARE = 0.02
+NOTHING_TAKEN_OVER = 1e-3
 _INDUCTOR_PREFIXES = ("triton_poi_", "triton_red_", "triton_per_", "triton_tem_", "triton_mm")
 
 
@@ -37,3 +38,8 @@ def label_work(draft: Draft, *, launched: bool) -> None:
         measured = "measured" if draft.coverage is not None else "estimated"
         proof = f"its kernels do {share:.1%} of the work ({measured})"
         draft.flags.append(Flag("trivial-kernel", "lazy", "label", proof, {"coverage": share}))
+    elif draft.coverage_estimate is not None and draft.coverage_estimate < NOTHING_TAKEN_OVER:
+        # A kernel that copies takes device time, so that a measured share alone says nothing of it.
+        proof = "torch's operators still do all that the reference does, whatever its kernels add"
+        measures = {"coverage": share, "coverage_estimate": draft.coverage_estimate}
+        draft.flags.append(Flag("trivial-kernel", "lazy", "label", proof, measures))

@@ -18,8 +18,9 @@ from drk.gym.settings import GymSettings, Timing
 class Handle:
     """Answers a Runner's timing commands; outputs are the key of the call, plus how often the module was called."""
 
-    def __init__(self, late_s: float = 0.0, *, counts: bool = False) -> None:
+    def __init__(self, late_s: float = 0.0, *, counts: bool = False, slow_windows: int = 0) -> None:
         self.late_s = late_s
+        self.slow_windows = slow_windows
         self.counts = counts
         self.keys: list[int] = []
         self.values: list[int] = []
@@ -35,6 +36,9 @@ class Handle:
         if command == "go":
             await asyncio.sleep(self.late_s)
             last, repeat = len(self.keys) - 1, message.get("repeat", 0)
+            if repeat and self.slow_windows:
+                self.slow_windows -= 1
+                await asyncio.sleep(1.0)
             kept = [(repeat - 1) % len(self.keys)] if repeat else range(last + 1)
             self.values = [self.keys[index] + (index if self.counts else 0) for index in kept]
             return {"ok": True, "event_ms": 0.001}
@@ -106,6 +110,20 @@ async def test_the_typical_excess_over_the_events_counts(monkeypatch: pytest.Mon
     one.excess_ms = {"candidate": [2.6, 2.7, 0.3], "eager": [0.3, 0.3, 5.0]}
     await one.check_clock()
     assert any("2.60 ms after" in flag.proof for flag in one.evaluation.draft.flags)
+
+
+@pytest.mark.parametrize(("slow_windows", "flags"), [(1, []), (99, ["clock-mismatch"])])
+async def test_a_long_window_is_slow_each_time_or_it_was_the_host(
+    monkeypatch: pytest.MonkeyPatch, slow_windows: int, flags: list[str]
+) -> None:
+    one = contest(monkeypatch, Handle(slow_windows=slow_windows), Handle())
+    await one.warm_up()
+    one.times_ms = {"candidate": [1.0], "eager": [1.0]}
+    one.excess_ms = {"candidate": [0.1], "eager": [0.1]}
+    one.window_keys = [1, 2, 3, 4]
+    await one.check_clock()
+    assert [flag.kind for flag in one.evaluation.draft.flags] == flags
+    assert [cell.name for cell in one.evaluation.draft.cells] == ["long window out"]
 
 
 async def test_the_baseline_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:

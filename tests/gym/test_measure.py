@@ -52,3 +52,8 @@ def test_labels() -> None:
     inductor = KernelRow("triton_poi_fused_relu_0", owned=False)
     assert labels(Draft("gpu", kernels=[inductor]), launched=False) == ["compile-wrap", "no-own-kernel"]
     assert labels(Draft("interpreter", coverage_estimate=0.3), launched=True) == []
+
+
+def test_a_kernel_that_only_copies_is_trivial_however_long_it_takes() -> None:
+    assert labels(Draft("gpu", coverage=0.5, coverage_estimate=0.0), launched=True) == ["trivial-kernel"]
+    assert labels(Draft("gpu", coverage=0.5, coverage_estimate=0.01), launched=True) == []
