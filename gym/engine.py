@@ -12,6 +12,7 @@ up to ``settings.parallel``; what is timed is timed alone.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
@@ -215,6 +216,15 @@ class Gym:
             raise
         return session
 
+    def _compile_ahead(self, session: ReferenceSession) -> None:
+        """Begin with the baseline that needs a compiler: whoever looks at a task is about to have it optimised."""
+        timing = self.settings.timing
+        if self.gpu is None or not (timing.enabled and timing.compile_baseline):
+            return
+        if session.peak_bytes <= self._share_bytes:  # else a second reference might take others' memory
+            files = task_files(session.task)
+            self._measuring().baseline(session).begin(lambda: self.start_runner("reference", files, threads=2))
+
     def offline_compile(self, evaluation: Evaluation, session: ReferenceSession) -> OfflineCompile:
         """Return the offline compilation of a candidate, begun where there is no GPU."""
         offline = OfflineCompile(evaluation, session)
@@ -280,11 +290,22 @@ class Gym:
     @asynccontextmanager
     async def room(self, need_bytes: int) -> AsyncIterator[None]:
         """Have the GPU's memory to oneself among those who need much of it: several of them would not fit."""
-        if self.gpu is None or need_bytes <= self.memory_bytes // (MEMORY_SHARES * max(self.settings.parallel, 1)):
+        if self.gpu is None or need_bytes <= self._share_bytes:
             yield
             return
         async with self._room:
             yield
+
+    @property
+    def _share_bytes(self) -> int:
+        """What may be taken of the GPU's memory without asking for room."""
+        return self.memory_bytes // (MEMORY_SHARES * max(self.settings.parallel, 1))
+
+    @property
+    def at_once(self) -> int:
+        """How many evaluations are worth having in flight: on a CPU each of them keeps two cores busy."""
+        parallel = max(self.settings.parallel, 1)
+        return parallel if self.gpu is not None else max(1, min(parallel, (os.cpu_count() or 1) // 2))
 
     @property
     def memory_bytes(self) -> int:
@@ -301,6 +322,7 @@ class Gym:
             TaskError: it cannot be judged; the message, file, line and help are for a person.
         """
         async with self.using(task) as session:
+            self._compile_ahead(session)
             trial = await session.trial(0)
         return Inspection(
             device=self.device,
@@ -318,6 +340,7 @@ class Gym:
             TaskError: the reference cannot be loaded or captured.
         """
         async with self.using(task) as session:
+            self._compile_ahead(session)
             answer = await session.ask("capture", self.settings.limits.compile_s, key=session.keys[0])
         graph = answer.get("graph")
         if not isinstance(graph, dict):

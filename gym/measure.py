@@ -20,6 +20,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from drk.gym.compare import compare_timed
+from drk.gym.compile_baseline import CompileBaseline
 from drk.gym.draft import Stop
 from drk.gym.gpu_lock import GpuLock, GpuTurns
 from drk.gym.gpu_state import doubts, read_state
@@ -87,16 +88,14 @@ class Measurement:
 
     async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
         """Time a correct candidate against its baselines; add speed-ups and latencies to the draft."""
-        if self.timing.compile_baseline and session.compiled is None:
+        compiled = None
+        if self.timing.compile_baseline:
             # The compiler's seconds need no GPU to themselves, and are spent once for all candidates.
-            async with self.turns.sharing(), session.lock:
-                if session.compiled is None:
-                    session.compiled = await session.handle.call(
-                        "warm", 2 * evaluation.settings.limits.compile_s, form="compile", key=secrets.randbits(62)
-                    )
+            with evaluation.draft.stage("baseline"):
+                compiled = await self.baseline(session).ready()
         async with self.turns.alone(), session.lock:
             with evaluation.draft.stage("time"):
-                contest = Contest(self, evaluation, runner, session)
+                contest = Contest(self, evaluation, runner, session, compiled)
                 await contest.warm_up()
                 await contest.run()
                 await contest.note_doubts()
@@ -106,16 +105,29 @@ class Measurement:
                 await contest.rest()
 
 
+    def baseline(self, session: ReferenceSession) -> CompileBaseline:
+        """Return the session's compiled reference; nothing is compiled yet."""
+        if session.baseline is None:
+            session.baseline = CompileBaseline(session, self.turns)
+        return session.baseline
+
+
 class Contest:
-    """One candidate against its baselines."""
+    """One candidate against its baselines; ``compiled`` is the compiled reference's Runner with its warm-up."""
 
     def __init__(
-        self, owner: Measurement, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession
+        self,
+        owner: Measurement,
+        evaluation: Evaluation,
+        runner: RunnerHandle,
+        session: ReferenceSession,
+        compiled: tuple[RunnerHandle, dict[str, Any]] | None = None,
     ) -> None:
         self.owner = owner
         self.timing = owner.timing
         self.evaluation = evaluation
         self.session = session
+        self.compiled = compiled
         self.runner = runner
         self.forms: dict[str, tuple[RunnerHandle, str]] = {"eager": (session.handle, "eager")}
         self.calls = 1
@@ -137,12 +149,12 @@ class Contest:
         """Bring every contestant to its steady state and choose how many calls a window holds."""
         limits = self.evaluation.settings.limits
         key = secrets.randbits(62)
-        if self.timing.compile_baseline and self.session.compiled is not None:
-            answer = self.session.compiled
+        if self.compiled is not None:
+            handle, answer = self.compiled
             if answer["ok"]:
-                answer = await self.session.handle.call("warm", limits.compile_s, form="compile", key=key)
+                answer = await handle.call("warm", limits.compile_s, form="compile", key=key)
             if answer["ok"]:
-                self.forms["compile"] = (self.session.handle, "compile")
+                self.forms["compile"] = (handle, "compile")
             else:
                 note = answer["error"]["message"].splitlines()[0][:200]
                 self.evaluation.draft.notes.append(
@@ -293,8 +305,8 @@ class Contest:
     async def rest(self) -> None:
         """Give back what timing took of the GPU's memory, where that is much."""
         if self.session.peak_bytes > REST_BYTES:
-            await self._ask("eager", "rest", self.evaluation.settings.limits.run_s)
-            await self._ask("candidate", "rest", self.evaluation.settings.limits.run_s)
+            for name in self.forms:
+                await self._ask(name, "rest", self.evaluation.settings.limits.run_s)
 
     def conclude(self) -> None:
         """Write speed-ups, the headline (the fastest baseline) and latencies into the draft."""

@@ -16,6 +16,7 @@ import torch
 
 from drk.gym.arena import Arena
 from drk.gym.compare import error_stats
+from drk.gym.compile_baseline import CompileBaseline
 from drk.gym.errors import HostError, ProtocolError, TaskError
 from drk.gym.mutants import passing_mutants
 from drk.gym.runner import transfer
@@ -110,7 +111,7 @@ class ReferenceSession:
         self.weights = Arena("drk-weights")
         self.weight_layout: list[dict[str, Any]] = []
         self.weight_bytes = 0
-        self.compiled: dict[str, Any] | None = None
+        self.baseline: CompileBaseline | None = None
         self._trials: dict[int, Trial] = {}
         self.untold: list[str] = []
         self.users = 0
@@ -125,14 +126,7 @@ class ReferenceSession:
             TaskError: the reference cannot be loaded or run.
         """
         limits = self.settings.limits
-        await self._ask(
-            "load",
-            limits.load_s,
-            meta=task_meta(self.task),
-            device=self.device,
-            seed=self.seed,
-            precision=self.task.precision,
-        )
+        await self._ask("load", limits.load_s, **self.load_message())
         if self.device == "cpu":
             self.plan = await self._plan(self.settings.interpret_elements)
             await self._ask("set_reduction", limits.run_s, plan=self.plan)
@@ -144,6 +138,15 @@ class ReferenceSession:
         self.weights.reserve(self.weight_bytes)
         await self._ask("write", limits.run_s, fds=(self.weights.fd,))
         self.weights.seal()
+
+    def load_message(self) -> dict[str, Any]:
+        """Return what tells a Reference Runner to load this session's module."""
+        return {
+            "meta": task_meta(self.task),
+            "device": self.device,
+            "seed": self.seed,
+            "precision": self.task.precision,
+        }
 
     async def _plan(self, elements: int) -> dict[str, Any] | None:
         answer = await self._ask("plan_reduction", self.settings.limits.compile_s, key=self.keys[0], elements=elements)
@@ -294,6 +297,8 @@ class ReferenceSession:
 
     async def close(self) -> None:
         """End the Runner and give the weights' memory back."""
+        if self.baseline is not None:
+            await self.baseline.close()
         await self.handle.close()
         self.weights.close()
         self._trials.clear()

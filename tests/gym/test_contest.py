@@ -26,6 +26,8 @@ class Handle:
         self.values: list[int] = []
         self.asked: list[tuple[str, Any]] = []
 
+    stopped_for = None
+
     async def call(self, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
         assert timeout_s > 0
         self.asked.append((command, message))
@@ -60,7 +62,7 @@ def contest(monkeypatch: pytest.MonkeyPatch, candidate: Handle, eager: Handle, *
     timing = Timing(min_pairs=20, max_pairs=40, max_s=20.0, compile_baseline=False)
     evaluation = SimpleNamespace(settings=GymSettings(timing=timing), draft=Draft("gpu"), ask=ask)
     session = SimpleNamespace(
-        handle=eager, stateful=stateful, compiled=None, compare_on="cpu", peak_bytes=0, sample=lambda _index: None
+        handle=eager, stateful=stateful, baseline=None, compare_on="cpu", peak_bytes=0, sample=lambda _index: None
     )
     return Contest(Measurement("none", timing, 1), evaluation, candidate, session)  # type: ignore[arg-type]
 
@@ -132,6 +134,7 @@ async def test_the_baseline_is_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
     owner = Measurement("GPU-test", timing, 1)
     session: Any = first.session
     session.lock = asyncio.Lock()
+    session.settings = first.evaluation.settings
     limits = first.evaluation.settings.limits
     for _ in range(2):
         await owner.measure(first.evaluation, Handle(), session)  # type: ignore[arg-type]

@@ -1,0 +1,93 @@
+"""The reference under ``torch.compile``: compiled in a process of its own while candidates are still being written.
+
+Compiling takes the reference seconds in which its Runner could answer nothing else, and every timed candidate needs the
+result. So it begins as soon as the reference is known to run, in a second Runner that holds the same module (same
+seed); it takes turns with timing like any other work on the GPU. The answer of its warm-up is kept for all candidates.
+
+Where that process cannot be had (no memory for a second reference, or it died), the reference's own Runner compiles
+when the first candidate is about to be timed. A module that ``torch.compile`` refuses has no such baseline; the verdict
+says so.
+
+Left out: weights that the constructor draws otherwise than from the seed; they differ between the two processes, which
+times do not show.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import Awaitable, Callable
+from typing import TYPE_CHECKING, Any
+
+from drk.gym.errors import HostError
+from drk.gym.gpu_lock import GpuTurns
+from drk.gym.runner_handle import RunnerHandle
+
+if TYPE_CHECKING:
+    from drk.gym.reference import ReferenceSession
+
+_HOST_FAULTS = ("out-of-memory", "process-flood", "disk-flood", "closed")
+"""How a Runner may end without the compiler being at fault: then another process gets a chance."""
+
+
+class CompileBaseline:
+    """The compiled form of one session's reference. ``start`` forks a Runner that holds nothing yet."""
+
+    def __init__(self, session: ReferenceSession, turns: GpuTurns) -> None:
+        self._session = session
+        self._turns = turns
+        self._lock = asyncio.Lock()
+        self._ahead: asyncio.Task[tuple[RunnerHandle, dict[str, Any]] | None] | None = None
+        self._own: RunnerHandle | None = None
+        self._found: tuple[RunnerHandle, dict[str, Any]] | None = None
+
+    def begin(self, start: Callable[[], Awaitable[RunnerHandle]]) -> None:
+        """Begin to compile in a process of its own."""
+        if self._ahead is None:
+            self._ahead = asyncio.create_task(self._compile_ahead(start))
+
+    async def ready(self) -> tuple[RunnerHandle, dict[str, Any]]:
+        """Return the Runner that holds the compiled form, and what its warm-up answered (``ok`` false: no baseline).
+
+        Must not be awaited by whoever holds the GPU alone or the session's lock.
+
+        Raises:
+            HostError: the channel to a Runner broke.
+        """
+        async with self._lock:
+            if self._found is None and self._ahead is not None:
+                self._found = await asyncio.shield(self._ahead)
+            if self._found is None or (self._found[1]["ok"] and self._found[0].stopped_for is not None):
+                async with self._turns.sharing(), self._session.lock:
+                    self._found = (self._session.handle, await self._warm(self._session.handle))
+            return self._found
+
+    async def close(self) -> None:
+        """End the process."""
+        if self._ahead is not None:
+            self._ahead.cancel()
+            await asyncio.wait([self._ahead])
+            self._ahead = None
+        if self._own is not None:
+            await self._own.close()
+            self._own = None
+
+    async def _compile_ahead(
+        self, start: Callable[[], Awaitable[RunnerHandle]]
+    ) -> tuple[RunnerHandle, dict[str, Any]] | None:
+        """Return the Runner with the warm-up's answer, or nothing where this process is no place for it."""
+        limits = self._session.settings.limits
+        try:
+            handle = self._own = await start()
+            loaded = await handle.call("load", limits.load_s, **self._session.load_message())
+            if not loaded["ok"]:
+                return None
+            async with self._turns.sharing():
+                answer = await self._warm(handle)
+        except (HostError, OSError):
+            return None
+        return None if not answer["ok"] and answer["error"]["kind"] in _HOST_FAULTS else (handle, answer)
+
+    async def _warm(self, handle: RunnerHandle) -> dict[str, Any]:
+        limit_s = 2 * self._session.settings.limits.compile_s
+        return await handle.call("warm", limit_s, form="compile", key=secrets.randbits(62))

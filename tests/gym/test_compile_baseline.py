@@ -1,0 +1,160 @@
+"""The compiled reference, made ahead in a process of its own or late in the reference's, against scripted Runners."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from drk.gym.compile_baseline import CompileBaseline
+from drk.gym.errors import ZygoteError
+from drk.gym.gpu_lock import GpuLock, GpuTurns
+from drk.gym.settings import GymSettings
+
+
+class Handle:
+    """A Runner that answers ``load`` and ``warm``; ``gate`` holds the warm-up back."""
+
+    def __init__(self, load: dict[str, Any] | None = None, warm: dict[str, Any] | None = None) -> None:
+        self.answers = {"load": load or {"ok": True}, "warm": warm or {"ok": True, "latency_s": 1e-4}}
+        self.asked: list[str] = []
+        self.gate = asyncio.Event()
+        self.gate.set()
+        self.stopped_for: str | None = None
+        self.closed = False
+
+    async def call(self, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
+        assert timeout_s > 0
+        self.asked.append(command)
+        if command == "warm":
+            assert message["form"] == "compile"
+            await self.gate.wait()
+        return self.answers[command]
+
+    async def close(self) -> None:
+        self.closed = True
+
+
+def failed(kind: str) -> dict[str, Any]:
+    return {"ok": False, "error": {"kind": kind, "message": f"{kind}!"}}
+
+
+@pytest.fixture
+def session() -> Any:
+    return SimpleNamespace(
+        handle=Handle(), lock=asyncio.Lock(), settings=GymSettings(), load_message=lambda: {"seed": 1}
+    )
+
+
+@pytest.fixture
+def baseline(session: Any, tmp_path: Any) -> CompileBaseline:
+    return CompileBaseline(session, GpuTurns(GpuLock("GPU-test", tmp_path)))
+
+
+def giving(handle: Handle) -> Any:
+    async def start() -> Handle:
+        return handle
+
+    return start
+
+
+async def test_it_is_made_ahead_while_the_reference_answers_others(baseline: CompileBaseline, session: Any) -> None:
+    own = Handle()
+    own.gate.clear()
+    baseline.begin(giving(own))
+    async with session.lock:  # a trial of the reference
+        while "warm" not in own.asked:
+            await asyncio.sleep(0)
+        own.gate.set()
+        assert await baseline.ready() == (own, own.answers["warm"])
+    assert session.handle.asked == []
+    baseline.begin(giving(Handle()))
+    assert (await baseline.ready())[0] is own
+    await baseline.close()
+    assert own.closed
+
+
+async def test_without_a_start_the_references_own_runner_compiles_once(baseline: CompileBaseline, session: Any) -> None:
+    found = await asyncio.gather(baseline.ready(), baseline.ready())
+    assert [handle for handle, _ in found] == [session.handle, session.handle]
+    assert session.handle.asked == ["warm"]
+
+
+@pytest.mark.parametrize(
+    ("own", "by_the_reference"),
+    [
+        (Handle(load=failed("exception")), True),
+        (Handle(warm=failed("out-of-memory")), True),
+        (Handle(warm=failed("exception")), False),
+        (Handle(warm=failed("timeout")), False),
+    ],
+)
+async def test_what_is_the_hosts_fault_is_tried_in_the_references_runner(
+    baseline: CompileBaseline, session: Any, own: Handle, by_the_reference: bool
+) -> None:
+    baseline.begin(giving(own))
+    handle, answer = await baseline.ready()
+    assert (handle is session.handle) == answer["ok"] == by_the_reference
+    await baseline.close()
+    assert own.closed
+
+
+async def test_a_process_that_cannot_be_had_or_died_is_done_without(baseline: CompileBaseline, session: Any) -> None:
+    own = Handle()
+
+    async def fails() -> Handle:
+        raise ZygoteError("no more processes")
+
+    baseline.begin(fails)
+    assert (await baseline.ready())[0] is session.handle
+    other = CompileBaseline(session, baseline._turns)
+    other.begin(giving(own))
+    assert (await other.ready())[0] is own
+    own.stopped_for = "out-of-memory"
+    assert (await other.ready())[0] is session.handle
+
+
+async def test_who_gives_up_waiting_does_not_stop_it(baseline: CompileBaseline) -> None:
+    own = Handle()
+    own.gate.clear()
+    baseline.begin(giving(own))
+    waits = asyncio.create_task(baseline.ready())
+    while "warm" not in own.asked:
+        await asyncio.sleep(0)
+    waits.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await waits
+    own.gate.set()
+    assert (await baseline.ready())[0] is own
+
+
+async def test_closing_ends_a_compilation_under_way(baseline: CompileBaseline) -> None:
+    own = Handle()
+    own.gate.clear()
+    baseline.begin(giving(own))
+    while "warm" not in own.asked:
+        await asyncio.sleep(0)
+    await baseline.close()
+    assert own.closed
+
+
+async def test_nobody_is_timed_while_it_compiles(session: Any, tmp_path: Any) -> None:
+    turns, own = GpuTurns(GpuLock("GPU-test", tmp_path)), Handle()
+    own.gate.clear()
+    baseline = CompileBaseline(session, turns)
+    baseline.begin(giving(own))
+    while "warm" not in own.asked:
+        await asyncio.sleep(0)
+
+    async def timed() -> bool:
+        async with turns.alone():
+            return own.gate.is_set()
+
+    timer = asyncio.create_task(timed())
+    await asyncio.sleep(0.01)
+    assert not timer.done()
+    own.gate.set()
+    assert await timer
+    await baseline.close()
