@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
-import os
-import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
-from lsp_parts import MODEL, make_run, store_profile
+from lsp_parts import MODEL, call_of, edited, make_run, store_profile, titles
 from lsp_wire import FULL, SERVER, WireClient, WireError
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 CLASS_LINE = MODEL.splitlines().index("class Net(nn.Module):")
 BLOCK_LINE = MODEL.splitlines().index("class Block(nn.Module):")
-
-
-def titles(actions: list[dict[str, Any]]) -> list[str]:
-    return [one["title"] for one in actions]
 
 
 async def test_opening_editing_and_closing_runs_nothing_and_imports_no_torch(start: Any, project: Path) -> None:
@@ -86,13 +79,13 @@ async def test_a_search_from_click_to_restore(client_in: Any, project: Path, scr
     assert "turn 1/2, best 1.50x over compile" in [one.get("message") for one in values]
     found = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.apply"])
     assert titles(found) == ["drk: apply kernels to Net (1.40x over compile)"]
-    assert await client.command(**_call(found[0])) is True
+    assert await client.command(**call_of(found[0])) is True
     assert applied[0]["metadata"] == {"isRefactoring": True}
     changes = applied[0]["edit"]["documentChanges"]
     assert [one.get("kind", "edit") for one in changes] == ["create", "edit", "create", "edit", "edit"]
     assert changes[-1]["textDocument"] == {"uri": uri, "version": 1}
     assert (project / ".drk" / "applied" / "model.py.json").exists()
-    text = _edit(MODEL, changes[-1]["edits"])
+    text = edited(MODEL, changes[-1]["edits"])
     assert "@optimized\nclass Net" in text
     for change in changes[1:4:2]:
         saved = change["edits"][0]["newText"] + "\n"  # some editors end a new file with an empty line
@@ -100,254 +93,11 @@ async def test_a_search_from_click_to_restore(client_in: Any, project: Path, scr
     file.write_text(text)
     client.change(uri, text, 2)
     (taken,) = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.restore"])
-    assert await client.command(**_call(taken)) is True
+    assert await client.command(**call_of(taken)) is True
     changes = applied[1]["edit"]["documentChanges"]
-    assert _edit(text, changes[0]["edits"]) == MODEL
+    assert edited(text, changes[0]["edits"]) == MODEL
     assert {one["kind"] for one in changes[1:]} == {"delete"}
     assert not (project / ".drk" / "applied" / "model.py.json").exists()
-
-
-def _call(action: dict[str, Any]) -> dict[str, Any]:
-    return {"name": action["data"]["command"], **action["data"]["argument"]}
-
-
-def _edit(text: str, edits: list[dict[str, Any]]) -> str:
-    lines = text.splitlines(keepends=True)
-    for one in sorted(edits, key=lambda edit: -edit["range"]["start"]["line"]):
-        low, high = one["range"]["start"], one["range"]["end"]
-        assert low["character"] == high["character"] == 0
-        lines[low["line"] : high["line"]] = [one["newText"]]
-    return "".join(lines)
-
-
-async def test_a_client_that_refuses_progress_loses_nothing(client_in: Any, project: Path, scripted: Any) -> None:
-    client = await client_in(project, {"command": scripted("win")})
-    del client.answers["window/workDoneProgress/create"]
-    uri = client.open(project / "model.py")
-    await client.command("drk.optimize", uri=uri, target=f"{project / 'model.py'}:Net")
-    assert "1.40x over compile" in await client.message("apply it")
-    assert client.progress() == []
-
-
-async def test_a_second_click_joins_and_cancel_keeps_the_best(client_in: Any, project: Path, scripted: Any) -> None:
-    client = await client_in(project, {"command": scripted("wait")})
-    uri = client.open(project / "model.py")
-    first = await client.command("drk.optimize", uri=uri, target="Net")
-    assert await client.command("drk.optimize", uri=uri, target="Net") == first
-    await client.message("is being worked on already")
-    token = (await client.reported("turn 2/2"))["token"]
-    child = int((project / "child.pid").read_text())
-    assert "stop optimising" in titles(await client.actions(uri, CLASS_LINE))[-1]
-    client.notify("window/workDoneProgress/cancel", {"token": token})
-    assert "the best so far is kept: 1.40x over compile" in await client.message("stopped")
-    assert client.progress()[-1]["kind"] == "end"
-    await _gone(child)
-    assert "drk: apply kernels to Net (1.40x over compile)" in titles(await client.actions(uri, CLASS_LINE))
-
-
-@pytest.mark.parametrize(
-    ("mode", "word"), [("die", "the process was killed"), ("refuse", "failed: no inputs are known. give --input")]
-)
-async def test_a_profile_that_fails_is_told(client_in: Any, project: Path, scripted: Any, mode: str, word: str) -> None:
-    client = await client_in(project, {"command": scripted(mode)})
-    uri = client.open(project / "model.py")
-    assert await client.command("drk.profile", uri=uri)
-    assert "model.py: " in await client.message(word)
-    assert client.progress()[-1]["kind"] == "end"
-
-
-async def test_a_team_s_gym_is_told_to_the_search(client_in: Any, project: Path, scripted: Any) -> None:
-    client = await client_in(project, {"command": scripted("win"), "gymUrl": "http://gym.test:8000"})
-    uri = client.open(project / "model.py")
-    await client.command("drk.optimize", uri=uri, target="Net")
-    await client.message("apply it")
-    assert (project / "gym.url").read_text() == "http://gym.test:8000"
-
-
-async def test_a_killed_job_is_told_and_can_be_gone_on_with(client_in: Any, project: Path, scripted: Any) -> None:
-    client = await client_in(project, {"command": scripted("die")})
-    uri = client.open(project / "model.py")
-    run = make_run(project / "model.py", state="unfinished")
-    await client.command("drk.optimize", uri=uri, target="Net")
-    assert "was killed" in await client.message("go on where it stopped")
-    assert client.progress()[-1]["kind"] == "end"
-    (action,) = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.resume"])
-    assert action["data"]["argument"]["run"] == run.name
-
-
-@pytest.mark.parametrize(
-    ("mode", "word"), [("refuse", "no inputs are known. give --input"), ("garble", "drk failed here")]
-)
-async def test_a_command_that_refuses_is_quoted(
-    client_in: Any, project: Path, scripted: Any, mode: str, word: str
-) -> None:
-    client = await client_in(project, {"command": scripted(mode)})
-    uri = client.open(project / "model.py")
-    await client.command("drk.optimize", uri=uri, target="Net")
-    assert word in await client.message("failed")
-    assert await client.command("drk.status", uri=uri)
-
-
-async def test_a_command_that_does_not_exist_is_told(client_in: Any, project: Path) -> None:
-    client = await client_in(project, {"command": ["/nowhere/drk"]})
-    uri = client.open(project / "model.py")
-    await client.command("drk.optimize", uri=uri, target="Net")
-    assert "cannot start /nowhere/drk" in await client.message("failed")
-
-
-async def test_a_killed_server_leaves_no_work_and_loses_nothing(start: Any, project: Path, scripted: Any) -> None:
-    client = await start(project, {"command": scripted("wait")})
-    uri = client.open(project / "model.py")
-    await client.command("drk.optimize", uri=uri, target="Net")
-    await client.reported("turn 2/2")
-    leader = int((project / "leader.pid").read_text())
-    client.process.send_signal(signal.SIGKILL)
-    await client.process.wait()
-    await _gone(leader)
-    again = await start(project)
-    uri = again.open(project / "model.py")
-    assert "drk: apply kernels to Net (1.40x over compile)" in titles(await again.actions(uri, CLASS_LINE))
-
-
-async def test_a_killed_editor_ends_server_and_search(start: Any, project: Path, scripted: Any) -> None:
-    client = await start(project, {"command": scripted("wait")})
-    uri = client.open(project / "model.py")
-    await client.command("drk.optimize", uri=uri, target="Net")
-    await client.reported("turn 2/2")
-    leader = int((project / "leader.pid").read_text())
-    client.hang_up()
-    await asyncio.wait_for(client.process.wait(), 120)
-    await _gone(leader)
-    again = await start(project)
-    uri = again.open(project / "model.py")
-    assert "drk: apply kernels to Net (1.40x over compile)" in titles(await again.actions(uri, CLASS_LINE))
-
-
-async def _gone(pid: int) -> None:
-    for _ in range(600):
-        try:
-            os.kill(pid, 0)
-            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
-        except (ProcessLookupError, FileNotFoundError):
-            return
-        if state == "Z":
-            return
-        await asyncio.sleep(0.1)
-    raise AssertionError(f"process {pid} is still there")
-
-
-async def test_an_edit_that_the_editor_refuses_changes_nothing(client_in: Any, project: Path) -> None:
-    make_run(project / "model.py")
-    client = await client_in(project)
-    client.answers["workspace/applyEdit"] = lambda _: {"applied": False, "failureReason": "busy"}
-    uri = client.open(project / "model.py")
-    before = _files(project)
-    assert await client.command("drk.apply", uri=uri) is False
-    assert "(busy)" in await client.message("did not make the edit")
-    assert _files(project) == before
-    del client.answers["workspace/applyEdit"]
-    assert await client.command("drk.apply", uri=uri) is False
-    assert _files(project) == before
-
-
-async def test_a_restore_that_the_editor_refuses_changes_nothing(client_in: Any, project: Path) -> None:
-    file = project / "model.py"
-    make_run(file)
-    client = await client_in(project)
-    applied: list[Any] = []
-    client.answers["workspace/applyEdit"] = lambda params: applied.append(params) or {"applied": True}
-    uri = client.open(file)
-    assert await client.command("drk.apply", uri=uri) is True
-    _make(applied[0])
-    client.change(uri, file.read_text(), 2)
-    before = _files(project)
-    client.answers["workspace/applyEdit"] = lambda _: {"applied": False, "failureReason": "busy"}
-    assert await client.command("drk.restore", uri=uri) is False
-    await client.message("did not make the edit of model.py (busy)")
-    assert _files(project) == before >= {"model_kernels.py", ".drk/applied/model.py.json"}
-
-
-def _make(params: dict[str, Any]) -> None:
-    """Make an edit that creates files, on disk."""
-    for change in params["edit"]["documentChanges"]:
-        path = Path((change.get("textDocument") or change)["uri"].removeprefix("file://"))
-        path.write_text(_edit(path.read_text(), change["edits"]) if "edits" in change else "")
-
-
-def _files(folder: Path) -> set[str]:
-    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
-    return names - {".drk/.gitignore"}
-
-
-async def test_a_text_that_changed_is_followed_or_refused(client_in: Any, project: Path) -> None:
-    make_run(project / "model.py")
-    client = await client_in(project)
-    applied: list[Any] = []
-    client.answers["workspace/applyEdit"] = lambda params: applied.append(params) or {"applied": True}
-    uri = client.open(project / "model.py")
-    client.change(uri, MODEL.replace("* 2.0", "* 3.0"), 2)
-    assert await client.command("drk.apply", uri=uri) is None
-    assert "run drk optimize again" in await client.message("changed since it was optimised")
-    assert applied == []
-    moved = MODEL.replace("import torch\n", "# moved\nimport torch\n", 1)
-    client.change(uri, moved, 3)
-    assert await client.command("drk.apply", uri=uri) is True
-    change = applied[0]["edit"]["documentChanges"][-1]
-    assert change["textDocument"]["version"] == 3
-    assert "@optimized\nclass Net" in _edit(moved, change["edits"])
-
-
-@pytest.mark.parametrize(("place", "word"), [("model.py", "is read-only"), (".", "lies in a read-only folder")])
-async def test_a_read_only_file_is_refused(client_in: Any, project: Path, place: str, word: str) -> None:
-    make_run(project / "model.py")
-    mode = (project / place).stat().st_mode
-    (project / place).chmod(mode & ~0o222)
-    client = await client_in(project)
-    uri = client.open(project / "model.py")
-    before = _files(project)
-    for command in ("drk.apply", "drk.restore"):
-        since = len(client.seen)
-        assert await client.command(command, uri=uri) is None
-        assert "make it writable" in await client.message(word, since)
-    assert _files(project) == before
-    (project / place).chmod(mode)
-
-
-@pytest.mark.parametrize("command", ["drk.optimize", "drk.profile"])
-async def test_unsaved_and_broken_texts_are_not_run(client_in: Any, project: Path, scripted: Any, command: str) -> None:
-    client = await client_in(project, {"command": scripted("win")})
-    uri = client.open(project / "model.py")
-    client.change(uri, MODEL + "# more\n", 2)
-    assert await client.command(command, uri=uri, target="Net") is None
-    assert "save it" in await client.message("changes that are not saved")
-    broken = MODEL + "def (:\n"
-    (project / "model.py").write_text(broken)
-    client.change(uri, broken, 3)
-    assert await client.command(command, uri=uri, target="Net") is None
-    assert f"model.py:{len(broken.splitlines())}" in await client.message("not valid Python")
-    assert (await client.command("drk.status", uri=uri))["jobs"] == []
-
-
-async def test_a_text_that_does_not_parse_gets_no_kernels_and_loses_none(client_in: Any, project: Path) -> None:
-    file = project / "model.py"
-    make_run(file)
-    client = await client_in(project)
-    applied: list[Any] = []
-    client.answers["workspace/applyEdit"] = lambda params: applied.append(params) or {"applied": True}
-    uri = client.open(file)
-    client.change(uri, MODEL + "def (:\n", 2)
-    assert await client.command("drk.apply", uri=uri) is None
-    await client.message("changed since it was optimised")
-    assert applied == []
-    client.change(uri, MODEL, 3)
-    assert await client.command("drk.apply", uri=uri) is True
-    text = _edit(MODEL, applied[0]["edit"]["documentChanges"][-1]["edits"])
-    file.write_text(text)
-    client.change(uri, text + "def (:\n", 4)
-    assert await client.command("drk.restore", uri=uri) is True
-    change = applied[1]["edit"]["documentChanges"][0]
-    assert change["textDocument"]["version"] == 4
-    assert _edit(text + "def (:\n", change["edits"]) == MODEL + "def (:\n"
 
 
 async def test_two_editors_on_one_workspace(start: Any, project: Path, scripted: Any) -> None:
@@ -368,16 +118,6 @@ async def test_two_editors_on_one_workspace(start: Any, project: Path, scripted:
         assert await two.command(command, uri=uri) is None
         assert "reload it from disk" in await two.message("this text is older", since)
     assert (project / ".drk" / "applied" / "model.py.json").exists()
-
-
-async def test_a_run_of_another_process_is_waited_for(client_in: Any, project: Path, scripted: Any) -> None:
-    run = make_run(project / "model.py", state="unfinished")
-    with (run / "lock").open("a") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        client = await client_in(project, {"command": scripted("win")})
-        uri = client.open(project / "model.py")
-        assert await client.command("drk.optimize", uri=uri, target="Net") is None
-        assert run.name in await client.message("another process is working on model.py")
 
 
 async def test_an_untrusted_workspace_shows_and_does_nothing(start: Any, project: Path, scripted: Any) -> None:
@@ -436,19 +176,6 @@ async def test_malformed_requests_are_answered_and_survived(client_in: Any, proj
     client.notify("drk/unknown", {})
     assert (await client.command("drk.status", uri=uri))["jobs"] == []
     assert await client.command("drk.cancel", job="job-99") is False
-
-
-async def test_a_client_without_any_capability_gets_plain_edits_and_written_files(start: Any, project: Path) -> None:
-    make_run(project / "model.py")
-    client = await start(project, capabilities={})
-    applied: list[Any] = []
-    client.answers["workspace/applyEdit"] = lambda params: applied.append(params) or {"applied": True}
-    uri = client.open(project / "model.py")
-    (action,) = await client.actions(uri, CLASS_LINE, only=["refactor.rewrite.drk.apply"])
-    assert action["command"]["command"] == "drk.apply"
-    assert await client.command("drk.apply", uri=uri) is True
-    assert list(applied[0]["edit"]["changes"]) == [uri]
-    assert {"model_kernels.py", "test_model_kernels.py"} <= _files(project)
 
 
 async def test_tcp_serves_one_editor_of_this_machine(project: Path) -> None:

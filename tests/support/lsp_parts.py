@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -180,3 +182,45 @@ def result(folder: Path, target: str, artefact: dict[str, str] | None, low: floa
 
 def _write(path: Path, value: Any) -> None:
     path.write_text(json.dumps(value))
+
+
+def titles(actions: list[dict[str, Any]]) -> list[str]:
+    return [one["title"] for one in actions]
+
+
+def call_of(action: dict[str, Any]) -> dict[str, Any]:
+    return {"name": action["data"]["command"], **action["data"]["argument"]}
+
+
+def edited(text: str, edits: list[dict[str, Any]]) -> str:
+    lines = text.splitlines(keepends=True)
+    for one in sorted(edits, key=lambda edit: -edit["range"]["start"]["line"]):
+        low, high = one["range"]["start"], one["range"]["end"]
+        assert low["character"] == high["character"] == 0
+        lines[low["line"] : high["line"]] = [one["newText"]]
+    return "".join(lines)
+
+
+def make_edit(params: dict[str, Any]) -> None:
+    """Make an edit that creates files, on disk."""
+    for change in params["edit"]["documentChanges"]:
+        path = Path((change.get("textDocument") or change)["uri"].removeprefix("file://"))
+        path.write_text(edited(path.read_text(), change["edits"]) if "edits" in change else "")
+
+
+def files_in(folder: Path) -> set[str]:
+    names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+    return names - {".drk/.gitignore"}
+
+
+async def gone(pid: int) -> None:
+    for _ in range(600):
+        try:
+            os.kill(pid, 0)
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        if state == "Z":
+            return
+        await asyncio.sleep(0.1)
+    raise AssertionError(f"process {pid} is still there")
