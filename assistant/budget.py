@@ -17,6 +17,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from drk.assistant.episode import Turn, is_usable
+from drk.gym.schema import Verdict
+
+_NOT_ITS_OWN = frozenset(("total", "reference", "baseline"))
+"""Entries of a verdict's timings that are no stage of the candidate's own."""
 
 
 class BudgetSpent(Exception):
@@ -83,8 +87,17 @@ def gpu_seconds(turns: Iterable[Turn]) -> float:
 
     A turn's seconds also hold its wait for a free place; a verdict from the cache took none.
     """
-    held = (min(turn.seconds, turn.verdict.timings_s.get("total", turn.seconds)) for turn in turns if _on_gpu(turn))
-    return math.fsum(held)
+    return math.fsum(worked_s(turn.verdict, turn.seconds) for turn in turns if _on_gpu(turn))
+
+
+def worked_s(verdict: Verdict, seconds: float) -> float:
+    """Return what judging took of ``seconds`` without waits: for a free place, the GPU, the reference, its baselines.
+
+    The gym's own count where it has one: the sum of its stages, else its total.
+    """
+    timings = verdict.timings_s
+    stages = [seconds for name, seconds in timings.items() if name not in _NOT_ITS_OWN]
+    return min(seconds, timings.get("total", seconds), math.fsum(stages) if stages else seconds)
 
 
 def _on_gpu(turn: Turn) -> bool:

@@ -34,7 +34,8 @@ from drk.assistant.proposers import Proposer
 from drk.assistant.regions_search import NAME as REGIONS
 from drk.assistant.regions_search import PartsGym, RegionsProposer, RegionsWork, region_rows, region_wins
 from drk.assistant.runs import SOURCE_COPY, Run, create_run
-from drk.assistant.search import Advice, Found, Search, until_stopped
+from drk.assistant.search import Advice, Found, Search
+from drk.assistant.search_clock import until_stopped
 from drk.assistant.source_edit import added_lines
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.devices import DeviceFacts, device_facts
@@ -134,7 +135,8 @@ async def optimize(
         hardware = hardware_facts(gym.device_facts, plan.target)
         on_gpu = gym.device_facts.get("gpu") is not None
         cache = VerdictCache(plan.cache_dir, cache_conditions(gym.device_facts, plan.judging))
-        work = RegionsWork(run, gym, cache, plan.budget, session.tell, stop, on_gpu)
+        at_once = int(getattr(gym, "at_once", 1))  # a gym elsewhere may not know
+        work = RegionsWork(run, gym, cache, plan.budget, session.tell, stop, on_gpu, at_once)
         search = Search(
             run,
             plan.task,
@@ -146,6 +148,7 @@ async def optimize(
             stop=stop,
             on_gpu=on_gpu,
             advice=plan.advice,
+            at_once=at_once,
         )
         try:
             graph = await until_stopped(session.look(gym), stop)

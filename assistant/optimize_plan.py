@@ -8,6 +8,7 @@ Left out: reading a run's own plan again (:mod:`drk.assistant.optimize_command` 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +24,10 @@ from drk.assistant.settings import Settings
 from drk.assistant.task_building import TaskOptions, build_task
 from drk.gym.schema import Task
 from drk.gym.settings import GymSettings
+
+MAX_PARALLEL = 4
+CORES_EACH = 4
+"""One candidate's process compiles on a core while the GPU runs, beside the reference's two processes and this one."""
 
 
 def plan_for(options: TaskOptions, settings: Settings, samples: int, *, tell: Callable[[str], None]) -> Plan:
@@ -94,5 +99,11 @@ def as_plan(task: Task, source: SourceFile | None, settings: Settings, samples: 
 
 
 def gym_settings(settings: Settings) -> GymSettings:
-    """Return the gym's part of the settings."""
-    return GymSettings(device=settings.device, target=settings.target, sandbox=settings.sandbox, seeds=settings.seeds)
+    """Return the gym's part of the settings: candidates of one step are judged together where there are cores for it."""
+    return GymSettings(
+        device=settings.device,
+        target=settings.target,
+        sandbox=settings.sandbox,
+        seeds=settings.seeds,
+        parallel=max(2, min(MAX_PARALLEL, (os.cpu_count() or 1) // CORES_EACH)),
+    )

@@ -72,6 +72,7 @@ class RegionsWork:
     tell: Callable[[Event], None]
     stop: asyncio.Event
     on_gpu: bool
+    at_once: int = 1
 
 
 @dataclass(frozen=True)
@@ -175,6 +176,7 @@ class RegionsProposer:
             emit=lambda _event: None,
             stop=self._work.stop,
             on_gpu=self._work.on_gpu,
+            at_once=self._work.at_once,
         )
         outcome = decide(await search.turns(graph, context.hardware))
         self._note(f"{told}: {outcome.status}, {outcome.reason}"[:300])

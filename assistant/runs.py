@@ -27,6 +27,7 @@ import json
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -169,9 +170,15 @@ class Run:
         data = _read_json(path)
         return verdict_from_json(data["verdict"]), float(data["seconds"])
 
+    def judged_at(self, proposal: Proposal) -> float | None:
+        """Return when a recorded verdict was known (Unix seconds); null where that was not recorded."""
+        ended = _read_json(self.folder / "verdicts" / f"{proposal.number:03d}.json").get("ended_unix_s")
+        return float(ended) if isinstance(ended, int | float) else None
+
     def record_verdict(self, proposal: Proposal, verdict: Verdict, seconds: float) -> None:
-        """Write a verdict."""
-        data = {"candidate_id": candidate_id(proposal.candidate), "seconds": seconds}
+        """Write a verdict that is known now."""
+        identity = candidate_id(proposal.candidate)
+        data = {"candidate_id": identity, "seconds": seconds, "ended_unix_s": round(time.time(), 3)}
         self._write_json(f"verdicts/{proposal.number:03d}.json", {**data, "verdict": verdict_to_json(verdict)})
 
     def record_result(self, result: dict[str, Any]) -> None:

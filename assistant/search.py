@@ -10,19 +10,25 @@ nobody can measure there). ``stop`` ends it between or during judgements; what w
 fails ends it too, once anything was judged. Candidates that the user gives are a step of their own, which is not
 counted. An answer without a candidate gets its verdict without asking the gym.
 
-Left out: candidates judged in parallel (the gym times one at a time).
+The candidates of one step are judged up to ``at_once`` together: compiling and correctness share the GPU, timing does
+not. A verdict is journalled as soon as it is known; the episode takes them in the order in which they were proposed, so
+that an answer does not depend on which was judged first. Where the first accepted one settles a search they are judged
+one after the other. What cannot end in the time that is left is not begun.
+
+Left out: candidates of different steps judged together (a step is proposed from the verdicts before it).
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Coroutine
+from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, TypeVar
+from typing import Protocol
 
 from drk.assistant.answer_parser import missing_reason, missing_verdict
-from drk.assistant.budget import Budget, BudgetSpent, Spending, gpu_seconds, spent_reason
+from drk.assistant.budget import Budget, BudgetSpent, Spending, gpu_seconds, spent_reason, worked_s
 from drk.assistant.episode import Episode, Turn, best_of_history, describe_gain, is_usable
 from drk.assistant.errors import DrkError
 from drk.assistant.events import Event, EventSink, make_event
@@ -31,14 +37,13 @@ from drk.assistant.llm.call_journal import read_spending
 from drk.assistant.proposers import ProposeContext, Proposer, reads_hotspots
 from drk.assistant.roofline import NEAR, bound_us
 from drk.assistant.runs import Proposal, Run
+from drk.assistant.search_clock import SearchClock, Stopped
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.devices import DeviceFacts
 from drk.gym.draft import UNJUDGED_KINDS
 from drk.gym.graph import Graph
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.wire import candidate_id, task_id
-
-T = TypeVar("T")
 
 USER = "user"
 """Who proposes the candidates that a user gives."""
@@ -77,35 +82,21 @@ class Found:
     host_errors: tuple[str, ...] = ()
 
 
-async def until_stopped(work: Coroutine[Any, Any, T], stop: asyncio.Event, timeout_s: float | None = None) -> T:
-    """Await ``work``; it is cancelled when ``stop`` is set or the time is over first.
+@dataclass(frozen=True)
+class _Outcome:
+    """A verdict (null after host errors), the seconds that it took, and where it came from."""
 
-    Raises:
-        TimeoutError: it was cancelled so.
-    """
-    task, stopped = asyncio.ensure_future(work), asyncio.ensure_future(stop.wait())
-    try:
-        await asyncio.wait({task, stopped}, timeout=timeout_s, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return task.result()
-        raise TimeoutError("stopped")
-    finally:
-        for future in (task, stopped):
-            future.cancel()
-        await asyncio.gather(task, stopped, return_exceptions=True)
-
-
-class _Stopped(Exception):
-    """Raised inside the search when ``stop`` was set or the time is spent; ``why`` is for people."""
-
-    def __init__(self, why: str, *, interrupted: bool = False) -> None:
-        super().__init__(why)
-        self.why = why
-        self.interrupted = interrupted
+    verdict: Verdict | None
+    seconds: float
+    source: str
 
 
 class Search:
-    """One search over one task. ``emit`` receives events after they are journalled; ``on_gpu`` says what can be had."""
+    """One search over one task.
+
+    ``emit`` receives events after they are journalled; ``on_gpu`` says what can be had; ``at_once`` is how many
+    candidates the judge takes together.
+    """
 
     def __init__(  # noqa: PLR0913 - each is a part of its own
         self,
@@ -120,6 +111,7 @@ class Search:
         stop: asyncio.Event | None = None,
         on_gpu: bool = False,
         advice: Advice | None = None,
+        at_once: int = 1,
     ) -> None:
         self._run = run
         self._task = task
@@ -128,16 +120,17 @@ class Search:
         self._cache = cache
         self._budget = budget
         self._emit = emit
-        self._stop = stop or asyncio.Event()
+        self._clock = SearchClock(budget.max_time_s, stop or asyncio.Event())
         self._on_gpu = on_gpu
+        self._at_once = at_once if on_gpu or not proposer.ordered else 1
         self._advice = advice or Advice()
         self._given = list(self._advice.given)
         self._episode = Episode(task_id(task))
         self._journal = run.proposals()
         self._host_errors: list[str] = []
         self._unjudged: set[str] = set()
-        self._replayed_s = 0.0
-        self._began = time.monotonic()
+        self._least_s = 0.0
+        self._logged = frozenset(event["number"] for event in run.events() if event.get("event") == "judged")
 
     async def turns(self, graph: Graph | None, hardware: DeviceFacts) -> Found:
         """Run the search to its end and return what it found. Time counts from when the search was made."""
@@ -151,7 +144,7 @@ class Search:
                     ended = why
                     break
                 counted += not self._is_given(index)
-        except _Stopped as stopped:
+        except Stopped as stopped:
             ended, interrupted = stopped.why, stopped.interrupted
         return Found(self._episode, ended, interrupted, tuple(self._host_errors))
 
@@ -161,16 +154,15 @@ class Search:
         if proposals is None:
             spent = spent_reason(self._budget, self.spending())
             if spent:
-                raise _Stopped(spent)
+                raise Stopped(spent)
+            self._clock.check(self._least_s)
             proposals = self._number(index, await self._candidates(index, graph, hardware))
             if not proposals:
                 return "the proposer has nothing more to offer"
             self._emit(self._run.record_proposals(index, proposals))
             self._journal[index] = proposals
-        for proposal in proposals:
-            await self._judge_one(proposal)
-            if self._is_settled():
-                return "a candidate was accepted, and without a GPU its variants cannot be told apart"
+        if await self._judge_all(proposals):
+            return "a candidate was accepted, and without a GPU its variants cannot be told apart"
         return self._at_roofline(graph, hardware)
 
     async def _candidates(self, index: int, graph: Graph | None, hardware: DeviceFacts) -> list[Candidate]:
@@ -193,14 +185,14 @@ class Search:
             on_gpu=self._on_gpu,
         )
         try:
-            return await self._before_stop(self._proposer.propose(context))
+            return await self._clock.before_end(self._proposer.propose(context))
         except BudgetSpent as spent:
-            raise _Stopped(str(spent)) from None
+            raise Stopped(str(spent)) from None
         except DrkError as fault:
             if not self._episode.turns:
                 raise
             self._tell(make_event("note", text=f"the proposer failed: {fault.message}: {fault.cause}".rstrip(": ")))
-            raise _Stopped(f"the proposer failed: {fault.message}") from fault
+            raise Stopped(f"the proposer failed: {fault.message}") from fault
 
     async def _find_hotspots(self) -> None:
         """Have the reference's kernels measured, or read what an earlier start of this run told of them."""
@@ -209,7 +201,7 @@ class Search:
         found = recorded_hotspots(self._run.events())
         if found is None:
             asked = measure_hotspots(self._judge, self._task) if self._on_gpu else None
-            found = Hotspots() if asked is None else await self._before_stop(asked)
+            found = Hotspots() if asked is None else await self._clock.before_end(asked)
             self._tell(hotspots_event(found))
         self._advice = replace(self._advice, hotspots=found)
 
@@ -247,41 +239,78 @@ class Search:
         last = self._episode.turns[-1].verdict
         return is_usable(last) and last.evidence != "gpu"
 
-    async def _judge_one(self, proposal: Proposal) -> None:
-        verdict, seconds, source = await self._find_verdict(proposal)
+    async def _judge_all(self, proposals: Sequence[Proposal]) -> bool:
+        """Judge a step's candidates; say whether one of them settles the search. When stopped, what is known counts."""
+        known = {proposal.number: outcome for proposal in proposals if (outcome := self._recorded(proposal))}
+        waiting = deque(proposals)
+        begun: deque[tuple[Proposal, asyncio.Task[_Outcome]]] = deque()
+        stopped: Stopped | None = None
+        try:
+            while waiting or begun:
+                while waiting and sum(not task.done() for _, task in begun) < self._at_once:
+                    finding = self._find_verdict(waiting[0], known.get(waiting[0].number))
+                    begun.append((waiting.popleft(), asyncio.create_task(finding)))
+                running = [task for _, task in begun if not task.done()]
+                await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+                while begun and begun[0][1].done():
+                    proposal, task = begun.popleft()
+                    try:
+                        self._take(proposal, task.result())
+                    except Stopped as why:
+                        stopped = stopped or why
+                    if self._is_settled():
+                        return True
+        finally:
+            for _, task in begun:
+                task.cancel()
+            await asyncio.gather(*(task for _, task in begun), return_exceptions=True)
+        if stopped is not None:
+            raise stopped
+        return False
+
+    def _take(self, proposal: Proposal, outcome: _Outcome) -> None:
+        """Add a verdict to the episode."""
+        verdict = outcome.verdict
         if verdict is None:
             return
-        turn = Turn(proposal.turn, proposal.candidate, verdict, seconds, proposal.sample)
+        turn = Turn(proposal.turn, proposal.candidate, verdict, outcome.seconds, proposal.sample)
         self._episode = self._episode.extended(turn)
-        event = _judged_event(turn, proposal.number, source, best=best_of_history(self._episode) is turn)
-        if source == "run":  # the log of a resumed run has it already
+        event = _judged_event(turn, proposal.number, outcome.source, best=best_of_history(self._episode) is turn)
+        if outcome.source == "run" and proposal.number in self._logged:
             self._emit(event)
         else:
             self._tell(event)
 
-    async def _find_verdict(self, proposal: Proposal) -> tuple[Verdict | None, float, str]:
+    def _recorded(self, proposal: Proposal) -> _Outcome | None:
+        """Return what an earlier start of this run found."""
         recorded = self._run.verdict(proposal)
-        if recorded is not None and not self._is_measurable_now(recorded[0]):
-            self._replayed_s += recorded[1]
-            return (*recorded, "run")
-        if self._stop.is_set() or self._left_s() <= 0:
-            raise self._why_stopped()
+        if recorded is None or self._is_measurable_now(recorded[0]):
+            return None
+        self._clock.replay(recorded[1], self._run.judged_at(proposal))
+        self._note_work(*recorded)
+        return _Outcome(*recorded, "run")
+
+    async def _find_verdict(self, proposal: Proposal, recorded: _Outcome | None) -> _Outcome:
+        if recorded is not None:
+            return recorded
+        self._clock.check()
         if missing_reason(proposal.candidate) is not None:
             refused = missing_verdict(proposal.candidate, evidence="gpu" if self._on_gpu else "interpreter")
             self._run.record_verdict(proposal, refused, 0.0)
-            return refused, 0.0, "parser"
-        began = time.monotonic()
+            return _Outcome(refused, 0.0, "parser")
         kept = self._cache.get(self._task, proposal.candidate)
         if kept is not None:
             self._run.record_verdict(proposal, kept, 0.0)
-            return kept, 0.0, "cache"
+            return _Outcome(kept, 0.0, "cache")
+        self._clock.check(self._least_s)
+        began = time.monotonic()
         verdict = await self._ask_gym(proposal)
-        if verdict is None:
-            return None, 0.0, "gym"
         seconds = time.monotonic() - began
-        self._run.record_verdict(proposal, verdict, seconds)
-        self._cache.put(self._task, proposal.candidate, verdict)
-        return verdict, seconds, "gym"
+        if verdict is not None:
+            self._run.record_verdict(proposal, verdict, seconds)
+            self._note_work(verdict, seconds)
+            self._cache.put(self._task, proposal.candidate, verdict)
+        return _Outcome(verdict, seconds, "gym")
 
     def _is_measurable_now(self, verdict: Verdict) -> bool:
         """Say whether a run that began without a GPU goes on with one: what was accepted is then judged anew."""
@@ -295,7 +324,7 @@ class Search:
             self._emit(
                 make_event("judging", turn=proposal.turn, number=proposal.number, id=identity, eta_s=self._eta_s())
             )
-            verdict = await self._before_stop(self._judge.evaluate(self._task, proposal.candidate))
+            verdict = await self._clock.before_end(self._judge.evaluate(self._task, proposal.candidate))
             if verdict.status != "error":
                 return verdict
             unjudged = verdict.error is not None and verdict.error.kind in UNJUDGED_KINDS
@@ -307,19 +336,11 @@ class Search:
         self._tell(make_event("note", text=f"candidate {proposal.number} could not be judged: {message}"))
         return None
 
-    async def _before_stop(self, work: Coroutine[Any, Any, T]) -> T:
-        try:
-            return await until_stopped(work, self._stop, self._left_s())
-        except TimeoutError:
-            raise self._why_stopped() from None
-
-    def _why_stopped(self) -> _Stopped:
-        if self._stop.is_set():
-            return _Stopped("interrupted", interrupted=True)
-        return _Stopped(f"the time budget of {self._budget.max_time_s:g} s is spent")
-
-    def _left_s(self) -> float:
-        return max(0.0, self._budget.max_time_s - self._replayed_s - (time.monotonic() - self._began))
+    def _note_work(self, verdict: Verdict, seconds: float) -> None:
+        """Remember the least that judging took; nothing is begun in less."""
+        if seconds > 0:  # not from the cache
+            worked = worked_s(verdict, seconds)
+            self._least_s = min(self._least_s or worked, worked)
 
     def _eta_s(self) -> float | None:
         """Seconds until all turns would be judged at the pace so far, at most what the budget leaves."""
@@ -329,7 +350,7 @@ class Search:
         planned = sum(len(proposals) for proposals in self._journal.values())
         planned += self._budget.samples * (self._budget.turns - len(self._journal))
         rest = max(0, planned - len(self._episode.turns))
-        return round(min(rest * sum(paid) / len(paid), self._left_s()), 1)
+        return round(min(rest * sum(paid) / len(paid) / self._at_once, self._clock.left_s()), 1)
 
     def _tell(self, event: Event) -> None:
         self._run.log.append(event)

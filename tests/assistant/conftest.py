@@ -132,6 +132,7 @@ class FakeGym:
     profiled: int = 0
     profile: ReferenceProfile | Exception = field(default_factory=ReferenceProfile)
     delay_s: float = 0.0
+    at_once: int = 1
 
     async def inspect(self, task: Task) -> Any:
         self.inspected += 1

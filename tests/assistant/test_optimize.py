@@ -297,7 +297,7 @@ from drk.assistant.budget import Budget
 folder, candidates = Path(sys.argv[1]), Path(sys.argv[2])
 sources = [json.loads(line)["source"] for line in candidates.read_text().splitlines()]
 script = {s: parts.accepted(1.0 + i / 100) if i % 3 == 2 else parts.refused() for i, s in enumerate(sources)}
-gym = parts.FakeGym(script, json.loads((candidates.parent / "graph.json").read_text()), delay_s=0.02)
+gym = parts.FakeGym(script, json.loads((candidates.parent / "graph.json").read_text()), delay_s=0.02, at_once=3)
 run = Run(folder)
 plan = Plan(run.task(), recorded_source(run), Budget(3, 4))
 asyncio.run(optimize(plan, run, gym, ReplayProposer(candidates), emit=lambda event: None))
