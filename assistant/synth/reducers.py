@@ -220,6 +220,24 @@ def _reduced_lines(node: Node, result: str, parts: str) -> list[str]:
     ]
 
 
+def row_lines(body: Body, node: Node) -> list[str]:
+    """Reduce the lanes of a row that one program has walked over; the result has the node's name.
+
+    A node with a twin takes what the twin's own lines, which must stand before, have made.
+    """
+    name, twin = body.names[node.name], twin_of(node, body.region.nodes)
+    if twin is not None and node.bare_op == "mean":
+        return [f"{name} = {body.names[twin.name]}_mean_row"]
+    if node.bare_op == "var":
+        made = [] if twin is not None else ["seen = tl.zeros((BLOCK_M, 1), dtype=tl.float32) + n_cols"]
+        made += [] if twin is not None else _lanes_lines(node, name)
+        return [*made, f"{name} = {body.names[(twin or node).name]}_spread_row / {_count(node)}"]
+    if node.bare_op in {"argmax", "argmin"}:
+        return [*_lanes_lines(node, name), f"{name} = {name}_place_row"]
+    lines = _reduced_lines(node, name, f"{name}_part")
+    return [*lines, f"{name} = {name} / n_cols"] if node.bare_op == "mean" else lines
+
+
 def combine_lines(body: Body, node: Node) -> list[str]:
     """Load the parts of the program's rows and combine them; the result has the node's name.
 

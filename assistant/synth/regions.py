@@ -30,6 +30,8 @@ MAX_BATCH_DIMS = 2
 FEW_ROWS = 128
 FEW_ROWS_COLUMNS = 8192
 """Up to so many rows of at least so many columns are taken in pieces."""
+FEW_LONG_ROWS = 264
+"""Up to so many rows of more than ``MAX_COLUMNS`` columns are taken in pieces: two for each multiprocessor."""
 REDUCTIONS = frozenset({"sum", "mean", "amax", "amin", "var", "prod", "argmax", "argmin"})
 ARG_REDUCTIONS = frozenset({"argmax", "argmin"})
 
@@ -249,12 +251,18 @@ def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
 
 
 def _in_pieces(shape: tuple[int, ...], columns: int, inputs: tuple[Operand, ...]) -> bool:
-    """Whether rows do not fit in registers, or are too few to keep the device busy with one program each."""
+    """Whether rows are too few to keep the device busy with one program each, or too long to be walked by one.
+
+    Long rows whose elements are to be found by division are taken in pieces however many they are: tiles of pieces
+    stay inside the groups of columns.
+    """
     edge = len(shape) - columns
     n_rows, n_cols = math.prod(shape[:edge]), math.prod(shape[edge:])
     if any(transposed(item, columns) for item in inputs):
         return n_cols > MAX_TRANSPOSED
-    return n_cols > MAX_COLUMNS or (n_cols >= FEW_ROWS_COLUMNS and n_rows <= FEW_ROWS)
+    if n_cols > MAX_COLUMNS:
+        return n_rows <= FEW_LONG_ROWS or len(fold(shape, columns, list(inputs)).cols) > 1
+    return n_cols >= FEW_ROWS_COLUMNS and n_rows <= FEW_ROWS
 
 
 def _walks_apart(nodes: list[Node], frame: Frame, inputs: tuple[Operand, ...], outputs: tuple[Operand, ...]) -> bool:

@@ -6,7 +6,8 @@ A program holds ``BLOCK_M`` whole rows in registers (one row from about 2,000 co
 and every output written once, whatever the number of reductions. Variance is computed in two passes over the
 registers; sums are trees, not running sums.
 
-Left out: rows too long for registers; :mod:`drk.assistant.synth.split_reduction` takes them in pieces.
+Rows too long for registers are walked in blocks (:mod:`drk.assistant.synth.long_rows`); few long ones are no matter of
+this module, :mod:`drk.assistant.synth.split_reduction` takes them in pieces.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from drk.assistant.synth.launcher import (
     row_blocks,
     row_size_lines,
 )
+from drk.assistant.synth.long_rows import fits_registers, write_long_rows
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.reducers import whole_lines
 from drk.assistant.synth.regions import REDUCTIONS, Region
@@ -41,6 +43,8 @@ def write_row(
     block: Block,
 ) -> KernelText:
     """Return kernel and launcher of a row region; ``owned`` values are known to be contiguous."""
+    if not fits_registers(region):
+        return write_long_rows(region, name, names, metas, owned, block)
     body = Body(region, names, metas, two_dimensional=True)
     walk = rows_walk(body)
     return row_blocks(

@@ -29,6 +29,7 @@ from drk.assistant.synth.launcher import (
     result_line,
     shape_arguments,
 )
+from drk.assistant.synth.online import Online
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.reducers import begin_lines, combine_lines, end_lines, parts_of, twin_of, update_lines
 from drk.assistant.synth.regions import REDUCTIONS, Region
@@ -99,13 +100,17 @@ def _title(body: Body, item: Pass) -> str:
 # --- Passes --------------------------------------------------------------------------------------------------
 
 
-def passes_of(region: Region) -> list[Pass]:
-    """The passes over a region's rows, in order: one for each level of reductions, then one for the outputs."""
+def passes_of(region: Region, groups: Sequence[Online] = ()) -> list[Pass]:
+    """The passes over a region's rows, in order: one for each level of reductions, then one for the outputs.
+
+    The sums of ``groups`` are on the level of their maximum and made from what that is made of.
+    """
     by_name = {node.name: node for node in region.nodes}
+    tops = {node.name: group.top for group in groups for node in group.sums}
     levels: dict[str, int] = {}
     for node in region.nodes:
         below = max((levels[name] for name in node.inputs() if name in levels), default=0)
-        levels[node.name] = below + (node.bare_op in REDUCTIONS)
+        levels[node.name] = levels[tops[node.name].name] if node.name in tops else below + (node.bare_op in REDUCTIONS)
     reductions = [node for node in region.nodes if node.bare_op in REDUCTIONS]
     edge = len(region.shape) - region.columns
     # What no reduction leads to is written by the first pass, which has it anyway.
@@ -115,7 +120,8 @@ def passes_of(region: Region) -> list[Pass]:
     for level in sorted({levels[node.name] for node in reductions}):
         made = tuple(node for node in reductions if levels[node.name] == level)
         stored = early if not found else []
-        sources = [*(node.args[0].name for node in made), *(item.value for item in stored)]
+        reduced = [tops.get(node.name, node).args[0].name for node in made]
+        sources = [*reduced, *(item.value for item in stored)]
         found.append(_pass(region, by_name, sources, made, stored))
     return [*found, _pass(region, by_name, [item.value for item in late], (), late)]
 

@@ -1,0 +1,180 @@
+"""Writes kernels for rows that are too long for registers: one program walks its rows in blocks of columns.
+
+Reductions come in levels, as in :mod:`drk.assistant.synth.split_reduction`: each level is one loop over the row, which
+keeps an accumulator per lane and reduces the lanes at its end; values of full size are written by a last loop. Loops
+behind the first read the row from the L2 cache. A maximum and its sums of exponentials take one loop together
+(:mod:`drk.assistant.synth.online`). Each loop goes over the whole blocks without column masks, then over what is left.
+
+Left out: rows whose elements lie apart in memory (several of them in registers, or pieces), and few rows (pieces).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from drk.assistant.synth import online
+from drk.assistant.synth.body import Body, KernelText
+from drk.assistant.synth.domain import Operand, index_lines
+from drk.assistant.synth.frames import transposed
+from drk.assistant.synth.launcher import (
+    allocation_lines,
+    call_lines,
+    index_type_line,
+    layout_lines,
+    result_line,
+    row_blocks,
+    row_size_lines,
+)
+from drk.assistant.synth.online import Online, online_groups
+from drk.assistant.synth.pointwise import Block
+from drk.assistant.synth.reducers import begin_lines, row_lines, twin_of, update_lines
+from drk.assistant.synth.regions import REDUCTIONS, Region
+from drk.assistant.synth.split_reduction import Pass, passes_of
+from drk.gym.graph import Node, TensorMeta
+
+MAX_REGISTERS = 48
+"""Registers of a thread that a row may take, of the 128 that each of 512 threads can have."""
+THREADS = 512
+"""Threads of the largest program of a row kernel: 16 warps."""
+
+
+def fits_registers(region: Region) -> bool:
+    """Whether a program of 16 warps holds a row of ``region`` and what is made of it in registers."""
+    if any(transposed(item, region.columns) for item in region.inputs):
+        return True
+    edge = len(region.shape) - region.columns
+    n_cols = 1 << max(0, math.prod(region.shape[edge:]) - 1).bit_length()
+    return n_cols * live_rows(region) <= MAX_REGISTERS * THREADS
+
+
+def live_rows(region: Region) -> int:
+    """Most values of full size that are needed at the same time, each 4 bytes an element, inputs from the start."""
+    edge = len(region.shape) - region.columns
+    alive = {item.value for item in region.inputs if any(item.varies[edge:])}
+    full = set(alive)
+    last = {name: place for place, node in enumerate(region.nodes) for name in node.inputs()}
+    last |= {item.value: len(region.nodes) for item in region.outputs}
+    most = len(alive)
+    for place, node in enumerate(region.nodes):
+        if node.bare_op not in REDUCTIONS and full & set(node.inputs()):
+            full.add(node.name)
+            alive.add(node.name)
+        alive = {name for name in alive if last.get(name, 0) > place}
+        most = max(most, len(alive))
+    return max(1, most)
+
+
+@dataclass(frozen=True)
+class _Loops:
+    """The walks of one kernel over its rows, and the maxima that take their sums along."""
+
+    passes: tuple[Pass, ...]
+    groups: tuple[Online, ...]
+
+    def of(self, item: Pass) -> list[Online]:
+        """Groups of one walk."""
+        return [group for group in self.groups if group.top in item.made]
+
+    def alone(self, item: Pass) -> list[Node]:
+        """Reductions of one walk that belong to no group, those that others take their result from first."""
+        grouped = {node.name for group in self.groups for node in (group.top, *group.sums)}
+        found = [node for node in item.made if node.name not in grouped]
+        return sorted(found, key=lambda node: twin_of(node, item.region.nodes) is not None)
+
+
+def write_long_rows(
+    region: Region,
+    name: str,
+    names: Mapping[str, str],
+    metas: Mapping[str, TensorMeta],
+    owned: frozenset[str],
+    block: Block,
+) -> KernelText:
+    """Return kernel and launcher of a row region in loops; ``owned`` values are known to be contiguous."""
+    body = Body(region, names, metas, two_dimensional=True)
+    groups = online_groups(region.nodes)
+    loops = _Loops(tuple(passes_of(region, groups)), groups)
+    return row_blocks(
+        body,
+        name,
+        names,
+        "Rows in blocks of columns, by one program each:",
+        lambda own: _kernel_lines(own, loops),
+        lambda values: _launch_lines(body, name, values, owned, block),
+    )
+
+
+def _kernel_lines(body: Body, loops: _Loops) -> list[str]:
+    region = body.region
+    edge = len(region.shape) - region.columns
+    flat = [item for item in region.inputs if not any(item.varies[edge:])]
+    lines = [
+        "rows = tl.program_id(0).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
+        "row_mask = rows[:, None] < n_rows",
+        *index_lines(body.domain.rows, "rows"),
+        *(body.load(operand) for operand in flat),
+        "whole = n_cols // BLOCK_N * BLOCK_N",
+    ]
+    known: set[str] = set()
+    for item in loops.passes:
+        lines += body.statements([node for node in item.per_row if node.name not in known])
+        known |= {node.name for node in item.per_row}
+        outputs = item.region.outputs
+        lines += [body.store(operand) for operand in outputs if not any(operand.varies[edge:])]
+        if item.walks:
+            stored = [operand for operand in outputs if any(operand.varies[edge:])]
+            lines += _walk_lines(body, loops, item, stored)
+    return lines
+
+
+def _walk_lines(body: Body, loops: _Loops, item: Pass, stored: Sequence[Operand]) -> list[str]:
+    """One loop over the row, with the accumulators before it and the lanes' reduction behind it."""
+    groups, alone = loops.of(item), loops.alone(item)
+    edge = len(item.region.shape) - item.region.columns
+    spread = [operand for operand in item.region.inputs if any(operand.varies[edge:])]
+    inside = [
+        "cols = start + tl.arange(0, BLOCK_N)",
+        "col_mask = cols[None, :] < n_cols if tail else tl.full((1, BLOCK_N), True, tl.int1)",
+        "mask = row_mask & col_mask",
+        *index_lines(body.domain.cols, "cols"),
+        *(body.load(operand) for operand in spread),
+        *body.statements(item.tiled),
+        *(line for group in groups for line in online.update_lines(body, group)),
+        *(line for node in alone for line in update_lines(body, node, "start == 0")),
+        *(body.store(operand) for operand in stored),
+    ]
+    return [
+        *(line for group in groups for line in online.begin_lines(body, group)),
+        *(line for node in alone for line in begin_lines(body, node)),
+        "for tail in tl.static_range(2):",
+        "    for start in range(whole if tail else 0, n_cols if tail else whole, BLOCK_N):",
+        *(f"        {line}" for line in inside),
+        *(line for group in groups for line in online.end_lines(body, group)),
+        *(line for node in alone for line in row_lines(body, node)),
+    ]
+
+
+def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str], block: Block) -> list[str]:
+    elements = 2 * block.elements
+    return [
+        *layout_lines(body, owned),
+        *allocation_lines(body),
+        *row_size_lines(body),
+        index_type_line(body),
+        f"block_n = min({elements}, triton.next_power_of_2(n_cols))",
+        f"block_m = {elements} // block_n",
+        *call_lines(
+            f"{name}_kernel",
+            "(triton.cdiv(n_rows, block_m),)",
+            values,
+            [
+                "INDEX=index_type",
+                "BLOCK_M=block_m",
+                "BLOCK_N=block_n",
+                f"num_warps={block.elements // block.per_warp}",
+            ],
+        ),
+        result_line(body),
+    ]
