@@ -99,7 +99,7 @@ def as_plan(task: Task, source: SourceFile | None, settings: Settings, samples: 
 
 
 def gym_settings(settings: Settings) -> GymSettings:
-    """Return the gym's part of the settings: candidates of one step are judged together where there are cores for it."""
+    """Return the gym's part of the settings; candidates are judged together where there are cores for it."""
     return GymSettings(
         device=settings.device,
         target=settings.target,
