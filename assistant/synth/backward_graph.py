@@ -40,7 +40,12 @@ def rule_of(node: Node, metas: Mapping[str, TensorMeta]) -> Rule | None:
 
 
 def _bounded_by_tensor(node: Node) -> bool:
-    """Whether a clamp's bounds, or what a masked fill puts in, are tensors."""
+    """Whether a clamp's bounds, what a masked fill puts in, or a power's exponent, are tensors (or base or exponent 0).
+
+    PyTorch's gradient of ``x**0`` is 0 everywhere, which the formula of other exponents does not give at 0.
+    """
+    if node.bare_op == "pow":
+        return isinstance(node.args[1], Ref) or not isinstance(node.args[0], Ref) or node.args[1] == 0
     bounds = (*node.args[1:], *node.kwargs.values()) if node.bare_op.startswith("clamp") else node.args[2:]
     checked = node.bare_op.startswith("clamp") or node.bare_op == "masked_fill"
     return checked and any(isinstance(item, Ref) for item in bounds)

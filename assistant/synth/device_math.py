@@ -166,6 +166,74 @@ def multiplied(a, b):
     """a times b: what a product reduction or scan combines by."""
     return a * b
 ''',
+    "high_bits": '''
+@triton.jit
+def high_bits(x):
+    """x cut to its 12 leading bits, so that the product of two such numbers is exact."""
+    return (x.to(tl.int32, bitcast=True) & -4096).to(tl.float32, bitcast=True)
+''',
+    "log2_parts": '''
+@triton.jit
+def log2_parts(x):
+    """log2(x) of a positive x as (the 12 leading bits, the rest), good to about 2**-29: twice the atanh of z."""
+    tiny = x < 1.17549435e-38
+    x = tl.where(tiny, x * 16777216.0, x)
+    bits = x.to(tl.int32, bitcast=True)
+    e = (bits - 0x3F3504F3) >> 23
+    m = (bits - (e << 23)).to(tl.float32, bitcast=True)  # sqrt(1/2) to sqrt(2)
+    e = (tl.where(tiny, e - 24, e)).to(tl.float32)
+    f = m - 1.0
+    d = m + 1.0
+    d_high = high_bits(d)
+    inverse = 1.0 / d
+    z_high = high_bits(f * inverse)
+    z_rest = (((f - z_high * d_high) - z_high * (d - d_high)) - z_high * (m - (d - 1.0))) * inverse
+    z = z_high + z_rest
+    s = z * z
+    p = s * 0.0769230769 + 0.0909090909
+    p = p * s + 0.111111111
+    p = p * s + 0.142857143
+    p = p * s + 0.2
+    p = p * s + 0.333333333
+    # 2 / log(2) in two parts, the first of 12 bits.
+    top = z_high * 2.884765625
+    rest = z_rest * 2.88539008 + (z_high * 6.24456e-4 + z * 2.88539008 * (s * p))
+    total = e + top
+    high = high_bits(total + rest)
+    return high, ((total - high) + (top - (total - e))) + rest
+''',
+    "power": '''
+@triton.jit
+def power(x, y):
+    """x**y as C and PyTorch define it: 1 where y is 0 or x is 1, NaN for negative x and an y that is no integer."""
+    x, y = tl.broadcast(tl.cast(x, tl.float32), tl.cast(y, tl.float32))
+    size = tl.abs(x)
+    high, rest = log2_parts(size)
+    bounded = tl.where(y > 1.0e10, 1.0e10, tl.where(y < -1.0e10, -1.0e10, y))
+    y_high = high_bits(bounded)
+    top = y_high * high
+    low = (bounded - y_high) * high + bounded * rest
+    k = tl.floor(top + low + 0.5)
+    r = (top - k) + low
+    p = r * 1.5252734e-5 + 1.5403530e-4
+    p = p * r + 1.33335581e-3
+    p = p * r + 9.61812911e-3
+    p = p * r + 5.55041087e-2
+    p = p * r + 2.40226507e-1
+    p = p * r + 6.93147181e-1
+    k = tl.where(k > 200.0, 200.0, tl.where(k < -200.0, -200.0, k))
+    half = tl.floor(k * 0.5)
+    result = (1.0 + p * r) * tl.exp2(half) * tl.exp2(k - half)
+    result = tl.where(k >= 129.0, float("inf"), tl.where(k < -150.0, 0.0, result))
+    edge = (size == 0.0) | (size == float("inf"))
+    result = tl.where(edge, tl.where((size == 0.0) == (y < 0.0), float("inf"), 0.0), result)
+    whole = tl.floor(y) == y
+    odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
+    negative = tl.where(odd, result * -1.0, tl.where(whole | edge, result, float("nan")))
+    result = tl.where(x.to(tl.int32, bitcast=True) < 0, negative, result)
+    result = tl.where((x != x) | (y != y), float("nan"), result)
+    return tl.where((y == 0.0) | (x == 1.0), 1.0, result)
+''',
     "sign": '''
 @triton.jit
 def sign(x):

@@ -2,8 +2,8 @@
 
 Floating point is computed in float32 whatever the tensors' dtype (float16 and bfloat16 are widened at the load and
 rounded once at the store, so a fused chain rounds less often than eager PyTorch); integers and booleans keep their
-type. Division is IEEE (``tl.div_rn``), powers with small integer exponents are products, and activations are the
-device functions of :mod:`drk.assistant.synth.device_math`.
+type. Division is IEEE (``tl.div_rn``), powers with small integer exponents are products, other powers (tensors as
+exponents too) and activations are the device functions of :mod:`drk.assistant.synth.device_math`.
 
 Left out: float64 and complex values, random operators, and integer division's Python semantics; such nodes stay torch
 operators in the emitted module.
@@ -65,6 +65,8 @@ def _div(node: Node, text: Text) -> str:
 
 def _pow(node: Node, text: Text) -> str:
     base, exponent = text(node.args[0]), node.args[1]
+    if general_power(node):
+        return f"power({base}, {text(exponent)})"
     simple: dict[float, str] = {
         1: base,
         2: f"{base} * {base}",
@@ -75,6 +77,14 @@ def _pow(node: Node, text: Text) -> str:
         -1: f"tl.div_rn(1.0, {base})",
     }
     return simple[exponent]
+
+
+def general_power(node: Node) -> bool:
+    """Whether ``node`` is a power that is no product, root or quotient: its exponent is a tensor or any number."""
+    if node.bare_op != "pow":
+        return False
+    exponent = node.args[1]
+    return isinstance(exponent, Ref) or exponent not in _POWERS
 
 
 def _clamp(node: Node, text: Text) -> str:
@@ -175,7 +185,7 @@ def is_pointwise(node: Node, metas: Mapping[str, TensorMeta]) -> bool:
 def _supported(node: Node, meta: TensorMeta, dtypes: set[str]) -> bool:
     name, floating = node.bare_op, meta.dtype in FLOATS
     if name == "pow":
-        return floating and type(node.args[1]) in (int, float) and node.args[1] in _POWERS
+        return floating and all(type(item) in (int, float) or isinstance(item, Ref) for item in node.args[:2])
     if name == "div":
         return floating and node.kwargs.get("rounding_mode") is None and len(node.args) == 2
     if name in {"clone", "prelu"}:
@@ -240,4 +250,8 @@ def expression(node: Node, text: Callable[[Any, str], str], metas: Mapping[str, 
 
 def scalar_flops(nodes: Sequence[Node]) -> int:
     """A rough count of arithmetic instructions for one element of a chain."""
-    return sum(12 if node.bare_op in _EXPENSIVE else 1 for node in nodes if not isinstance(node, Symbol))
+    return sum(_flops(node) for node in nodes if not isinstance(node, Symbol))
+
+
+def _flops(node: Node) -> int:
+    return 64 if general_power(node) else 12 if node.bare_op in _EXPENSIVE else 1

@@ -58,7 +58,7 @@ _NO_SIZES = SizeConstants()
 _NOT_PINNED = ("pin_memory", False)
 _END = str(2**63 - 1)
 """How a graph writes that a slice goes to the end."""
-_PLAIN_OVERLOADS = frozenset({"default", "Tensor", "int", "Scalar", "dim_IntList", "dim", "Dimname"})
+_PLAIN_OVERLOADS = frozenset({"default", "Tensor", "int", "Scalar", "dim_IntList", "dim", "Dimname", "using_ints"})
 _KEYWORD_ONLY: Mapping[str, tuple[str, ...]] = {
     "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
 }
