@@ -14,6 +14,7 @@ from typing import Any
 
 from drk.assistant.synth.domain import Domain, Operand, fold, offset
 from drk.assistant.synth.expression import expression, is_pointwise, kind_of, scalar_text
+from drk.assistant.synth.gathers import OUTSIDE, gather_lines, position_text
 from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.gym.graph import Node, Ref, TensorMeta
 
@@ -55,6 +56,7 @@ class Body:
 
     def __post_init__(self) -> None:
         operands = [*self.region.inputs, *self.region.outputs, *self.extra_operands]
+        operands += [operand for operand, _ in self.region.positions.values()]
         self.domain = fold(self.region.shape, self.region.columns, operands)
 
     # -- operands
@@ -85,6 +87,11 @@ class Body:
         cast = ".to(tl.float32)" if kind == "float" else ""
         return f"{self.names[operand.value]} = tl.load({self.address(operand)}{masked}){cast}"
 
+    def loads(self) -> list[str]:
+        """Statements that load what the region reads, but for tables, whose rows its gathers load."""
+        tables = {item.table for item in self.region.gathers}
+        return [self.load(operand) for operand in self.region.inputs if operand.value not in tables]
+
     def store(self, operand: Operand) -> str:
         """Statement that stores an output; the pointer's type does the rounding."""
         value = self.text(Ref(operand.value), kind_of(operand.meta.dtype))
@@ -103,7 +110,10 @@ class Body:
             return f"({text})" if text.startswith("-") else text
         if value.name in self.region.scalars:
             return self.text(self.region.scalars[value.name], kind)
-        source = f"({self._inlined[value.name]})" if value.name in self._inlined else self.names[value.name]
+        if value.name in self.region.positions:
+            source = position_text(self, value.name)
+        else:
+            source = f"({self._inlined[value.name]})" if value.name in self._inlined else self.names[value.name]
         have = self.kind(value.name)
         if have == kind:
             return source
@@ -125,7 +135,11 @@ class Body:
         lines: list[str] = []
         uses = self._uses()
         stored = {operand.value for operand in self.region.outputs}
+        gathers = {item.node.name: item for item in self.region.gathers}
         for node in nodes:
+            if node.name in gathers:
+                lines += gather_lines(self, gathers[node.name])
+                continue
             text = tidy(expression(node, self.text, self.metas))
             single = uses.get(node.name, 0) == 1 and node.name not in stored and node.name not in keep
             if single and len(text) <= INLINE_LIMIT:
@@ -145,6 +159,10 @@ class Body:
         return counts
 
     # -- documentation
+
+    def remarks(self) -> list[str]:
+        """What the kernel's docstring says beside its formula."""
+        return [OUTSIDE] if self.region.gathers else []
 
     def formula(self, outputs: Iterable[str]) -> list[str]:
         """One line ``name = ...`` per output, in ordinary notation, cut at 300 characters."""
@@ -176,6 +194,9 @@ def _pretty(value: Any, made: Mapping[str, Node], names: Mapping[str, str], regi
         transposed = ".T" if product.transposed else ""
         text = f"({names[product.left]} @ {names[product.right]}{transposed})"
         return f"({text} + {names[product.bias]})" if product.bias else text
+    gather = next((item for item in region.gathers if item.node is node), None)
+    if gather is not None:
+        return f"{names[gather.table]}[{_pretty(Ref(gather.index), made, names, region, depth + 1)}]"
     parts = [_pretty(arg, made, names, region, depth + 1) for arg in node.args]
     if node.bare_op in _INFIX and len(parts) == 2:
         return f"({parts[0]} {_INFIX[node.bare_op]} {parts[1]})"

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from drk.assistant.synth.body import Body, KernelText, indent
 from drk.assistant.synth.domain import Operand, group_size_text, size_arguments, size_text, stride_arguments
+from drk.assistant.synth.gathers import gather_arguments
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,9 @@ def shape_arguments(body: Body, telling: Sequence[Operand] = ()) -> Arguments:
         for parameter, value in stride_arguments(operand, names[operand.value], body.domain):
             sizes.append(parameter)
             values.append(f"out_{value}" if made else value)
+    for parameter, value in gather_arguments(body):
+        sizes.append(parameter)
+        values.append(value)
     return Arguments(tuple(sizes), tuple(values))
 
 
@@ -130,7 +134,7 @@ def row_blocks(
     formula = body.formula(outputs)
     constants = ["INDEX: tl.constexpr", "BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"]
     parameters = [*pointers.parameters, *sizes, *shapes.parameters, *constants]
-    kernel = kernel_source(f"{name}_kernel", parameters, [title, *formula], kernel_lines(body))
+    kernel = kernel_source(f"{name}_kernel", parameters, [title, *formula, *body.remarks()], kernel_lines(body))
     launch = launch_lines([*pointers.values, *sizes, *shapes.values])
     doc = f"Launch ``{name}_kernel`` with one program for each block of rows."
     launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))

@@ -73,6 +73,7 @@ def value_names(graph: Graph) -> dict[str, str]:
     return names
 
 
+_WORDS = {"expand_as": "scale", "index": "gather", "index_select": "gather"}
 _SKIP = {"view", "flip", "contiguous", "to", "_to_copy", "neg", "pow", "sub", "square"}
 
 
@@ -96,7 +97,9 @@ def kernel_words(region: Region) -> str:
         rest = _fold_words(rest, {"rsqrt", "sub", "mul", "add"}, "batch_norm")
     elif {"mean", "rsqrt"} <= present:
         rest = _fold_words(rest, {"mean", "pow", "square", "rsqrt", "mul", "add"}, "rms_norm")
-    rest = ["scale" if word == "expand_as" else word for word in rest]
+    picked = {item.node.bare_op for item in region.gathers}
+    rest = [*(word for word in rest if word in picked), *(word for word in rest if word not in picked)]
+    rest = [_WORDS.get(word, word) for word in rest]
     words += [word for word in dict.fromkeys(rest) if word not in _SKIP]
     return "_".join(words[:4]) or "pointwise"
 

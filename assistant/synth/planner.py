@@ -14,6 +14,8 @@ from itertools import pairwise
 from drk.assistant.synth.attention_region import find_attention
 from drk.assistant.synth.banded_region import build_banded_region
 from drk.assistant.synth.expression import is_pointwise
+from drk.assistant.synth.gather_region import build_gather_region
+from drk.assistant.synth.gathers import gather_of
 from drk.assistant.synth.pooling_region import build_pooling_region
 from drk.assistant.synth.regions import Facts, Region, Rules, build_region, facts_of, product_of, reduced_dims
 from drk.assistant.synth.scan_region import build_scan_region, is_flip, is_scan
@@ -29,6 +31,8 @@ def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
         return build_banded_region(nodes, facts, rules)
     if any(is_scan(node, facts.metas) for node in nodes):
         return build_scan_region(nodes, facts)
+    if any(gather_of(node, facts.metas) is not None for node in nodes):
+        return build_gather_region(nodes, facts)
     return build_region(nodes, facts, rules)
 
 
@@ -104,6 +108,8 @@ class _Planner:
             return self.rules.matmul
         if is_scan(node, self.facts.metas):
             return self.rules.row
+        if gather_of(node, self.facts.metas) is not None:
+            return self.rules.gather
         if node.bare_op == "contiguous" and set(node.inputs()) <= self.facts.fixed:
             return False  # a parameter is kept in that layout
         return (self.rules.pointwise or self.rules.row or self.rules.matmul) and is_pointwise(node, self.facts.metas)

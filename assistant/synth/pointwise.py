@@ -52,7 +52,8 @@ def write_pointwise(
     block: Block,
 ) -> KernelText:
     """Return kernel and launcher of a pointwise region; ``owned`` values are known to be contiguous."""
-    groups = fold(region.shape, 0, [*region.inputs, *region.outputs]).rows
+    positions = (operand for operand, _ in region.positions.values())
+    groups = fold(region.shape, 0, [*region.inputs, *region.outputs, *positions]).rows
     tiled = len(groups) > 1
     if tiled:
         region = replace(region, columns=len(groups[-1].dims))
@@ -63,11 +64,12 @@ def write_pointwise(
     parameters, index, launch = _tiled(body, name, owned, block) if tiled else _flat(body, name, owned, block)
     lines = [
         *index,
-        *(body.load(operand) for operand in region.inputs),
+        *body.loads(),
         *body.statements(region.nodes),
         *(body.store(operand) for operand in region.outputs),
     ]
-    kernel = kernel_source(f"{name}_kernel", parameters, ["One pass over the output, elementwise:", *formula], lines)
+    words = ["One pass over the output, elementwise:", *formula, *body.remarks()]
+    kernel = kernel_source(f"{name}_kernel", parameters, words, lines)
     doc = f"Launch ``{name}_kernel`` over the output."
     launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
     return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
@@ -75,8 +77,8 @@ def write_pointwise(
 
 def _flat(body: Body, name: str, owned: frozenset[str], block: Block) -> tuple[list[str], list[str], list[str]]:
     """Kernel parameters, index statements and launcher of the flat form."""
-    pointers = pointer_arguments(body)
-    parameters = [*pointers.parameters, "n_elements", "INDEX: tl.constexpr", "BLOCK: tl.constexpr"]
+    pointers, shapes = pointer_arguments(body), shape_arguments(body)
+    parameters = [*pointers.parameters, "n_elements", *shapes.parameters, "INDEX: tl.constexpr", "BLOCK: tl.constexpr"]
     index = ["index = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)", "mask = index < n_elements"]
     launch = [
         *layout_lines(body, owned),
@@ -86,7 +88,7 @@ def _flat(body: Body, name: str, owned: frozenset[str], block: Block) -> tuple[l
         *call_lines(
             f"{name}_kernel",
             f"(triton.cdiv(n_elements, {block.elements}),)",
-            [*pointers.values, "n_elements"],
+            [*pointers.values, "n_elements", *shapes.values],
             ["INDEX=index_type", f"BLOCK={block.elements}", f"num_warps={block.elements // block.per_warp}"],
         ),
         result_line(body),

@@ -24,6 +24,7 @@ from drk.assistant.synth.algebra import thin_products
 from drk.assistant.synth.attention import write_attention
 from drk.assistant.synth.backward_sums import write_sums
 from drk.assistant.synth.body import KernelText
+from drk.assistant.synth.gathers import made_integers
 from drk.assistant.synth.graphed import NOTE, why_not_graphed
 from drk.assistant.synth.graphed_choice import with_graphs, without_docstring
 from drk.assistant.synth.layouts import channels_last, is_convolution, without_conv_bias
@@ -40,7 +41,7 @@ from drk.assistant.synth.scan import write_scan
 from drk.assistant.synth.split_reduction import write_split
 from drk.assistant.synth.tiles import Tile, ranked_tiles
 from drk.assistant.synth.windows import window_of
-from drk.gym.graph import Graph
+from drk.gym.graph import Graph, references
 from drk.gym.graph_cost import VIEWS
 from drk.gym.schema import Candidate
 
@@ -104,6 +105,7 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     if not regions:
         raise UnsupportedGraph("no operators that a kernel could take together")
     steps = write_steps(rewritten, regions, names, NameTable(names.values()), variant, multiprocessors=multiprocessors)
+    steps = without_unread(rewritten, steps)
     kernels = tuple(step.kernel for step in steps if step.kernel is not None)
     source = write_module(rewritten, steps, names, _summary(kernels, variant), exact_shapes=variant.exact_shapes)
     launches = sum(step.kernel is not None or step.nodes[0].bare_op not in VIEWS for step in steps)
@@ -166,6 +168,19 @@ def write_steps(
         owned |= set(kernel.outputs) if group.kind != "attention" else set()
         steps.append(Step(group.nodes, kernel))
     return steps
+
+
+def without_unread(graph: Graph, steps: Sequence[Step]) -> list[Step]:
+    """Leave out torch operators that only make integers which the kernels know by themselves."""
+    made = made_integers(graph)
+    wanted = {*references(graph.output), *graph.mutations.values()}
+    kept: list[Step] = []
+    for step in reversed(steps):
+        if step.kernel is None and step.nodes[0].name in made and step.nodes[0].name not in wanted:
+            continue
+        wanted |= {*(step.nodes[0].inputs() if step.kernel is None else step.kernel.inputs)}
+        kept.append(step)
+    return kept[::-1]
 
 
 def _attention(

@@ -21,6 +21,7 @@ from drk.assistant.synth.domain import Operand, fold, memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
+from drk.assistant.synth.gathers import Gather, MadeIntegers, Position, made_integers
 from drk.assistant.synth.size_constants import CUT, size_constants
 from drk.assistant.synth.windows import Window
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
@@ -92,6 +93,9 @@ class Region:
     """Nodes that the region stands for without naming their values."""
     order: tuple[int, ...] = ()
     """With a window: which dimension of its result each dimension of ``shape`` is."""
+    gathers: tuple[Gather, ...] = ()
+    positions: Mapping[str, tuple[Operand, Position]] = field(default_factory=dict)
+    """Integers that are a tile's own indices, by name of the value, with how they lie in the region."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -110,6 +114,7 @@ class Rules:
     pool: bool = True
     depthwise: bool = True
     pointwise: bool = True
+    gather: bool = True
     excluded: frozenset[str] = frozenset()
     """Names of nodes that must stay torch operators."""
 
@@ -126,6 +131,7 @@ class Facts:
     bands: Mapping[str, Band] = field(default_factory=dict)
     sized: frozenset[str] = frozenset()
     """Nodes that scale by a size of the inputs: they stay torch operators, which can tell it at run time."""
+    made: MadeIntegers = field(default_factory=MadeIntegers)
 
 
 def leading_names(nodes: Sequence[Node], source: str) -> frozenset[str]:
@@ -151,7 +157,8 @@ def facts_of(graph: Graph) -> Facts:
     sizes = size_constants(graph)
     sized = frozenset(node.name for node in graph.nodes if sizes.scales(node))
     metas = graph.metas()
-    return Facts(metas, graph.users(), order, frozenset(fixed), scalars, bands_of(graph, metas), sized)
+    bands, made = bands_of(graph, metas), made_integers(graph)
+    return Facts(metas, graph.users(), order, frozenset(fixed), scalars, bands, sized, made)
 
 
 # --- What a node can be --------------------------------------------------------------------------------------
@@ -233,7 +240,7 @@ def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
     if frame is None:
         return None
     kind = "matmul" if products else "row" if reductions else "pointwise"
-    dropped = _dropped(nodes, reductions, inside, facts)
+    dropped = dropped_names(nodes, reductions, inside, facts)
     if dropped is None:
         return None
     inputs = region_inputs(nodes, inside, frame, dropped, facts, products)
@@ -241,7 +248,7 @@ def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
     if inputs is None or outputs is None or len(inputs) + len(outputs) > MAX_OPERANDS:
         return None
     shape, columns = frame.shape, frame.columns
-    if kind == "row" and _in_pieces(shape, columns, inputs):
+    if kind == "row" and rows_in_pieces(shape, columns, inputs):
         kind = "split"
         if _walks_apart(nodes, frame, inputs, outputs):
             return None
@@ -250,7 +257,7 @@ def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
     return Region(kind, tuple(nodes), shape, columns, inputs, outputs, dropped, tuple(products), scalars)
 
 
-def _in_pieces(shape: tuple[int, ...], columns: int, inputs: tuple[Operand, ...]) -> bool:
+def rows_in_pieces(shape: tuple[int, ...], columns: int, inputs: tuple[Operand, ...]) -> bool:
     """Whether rows are too few to keep the device busy with one program each, or too long to be walked by one.
 
     Long rows whose elements are to be found by division are taken in pieces however many they are: tiles of pieces
@@ -301,7 +308,7 @@ def _products_agree(products: list[Product], inside: set[str], facts: Facts, rul
     )
 
 
-def _dropped(
+def dropped_names(
     nodes: list[Node], reductions: list[tuple[Node, tuple[tuple[int, ...], bool]]], inside: set[str], facts: Facts
 ) -> frozenset[str] | None:
     """Names of values without their reduced dimensions; None when they meet values that have them."""

@@ -65,7 +65,7 @@ def _kernel_lines(body: Body, walk: Walk) -> list[str]:
         "col_mask = cols[None, :] < n_cols",
         "mask = row_mask & col_mask",
         *index_lines(body.domain.cols, "cols"),
-        *(body.load(operand) for operand in body.region.inputs),
+        *body.loads(),
         *_statements(body),
         *(body.store(operand) for operand in body.region.outputs),
     ]

@@ -1,0 +1,162 @@
+"""Regions that gather: rows of tables, pointwise operators and reductions around them.
+
+A table is an operand that lies in the region's last dimensions, its first one having been picked; the index lies in the
+dimensions before. Arithmetic on the index alone (a clamp, an offset) belongs to the region where nothing else reads it.
+
+Left out: tables that the region itself makes, gathers beside matrix products, windows and scans, rows in pieces, and
+indices that are results of reductions or of other gathers.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from drk.assistant.synth.domain import Operand, align
+from drk.assistant.synth.expression import is_pointwise
+from drk.assistant.synth.frames import Frame, broadcast, choose_frame
+from drk.assistant.synth.gathers import Gather, Position, gather_of, trailing_dims
+from drk.assistant.synth.regions import (
+    MAX_OPERANDS,
+    Facts,
+    Region,
+    dropped_names,
+    reduced_dims,
+    region_inputs,
+    region_outputs,
+    rows_in_pieces,
+)
+from drk.gym.graph import Node, TensorMeta
+
+
+def build_gather_region(nodes: list[Node], facts: Facts) -> Region | None:
+    """Return the region of ``nodes`` (in graph order), some of which gather, or None."""
+    gathers = [item for node in nodes if (item := gather_of(node, facts.metas)) is not None]
+    reductions = [(node, dims) for node in nodes if (dims := reduced_dims(node, facts.metas)) is not None]
+    special = {*(item.node.name for item in gathers), *(node.name for node, _ in reductions)}
+    if not all(node.name in special or is_pointwise(node, facts.metas) for node in nodes):
+        return None
+    chains = _index_chains(nodes, gathers, facts)
+    frame = None if chains is None else _frame(nodes, chains, reductions, facts)
+    inside = {node.name for node in nodes}
+    dropped = dropped_names(nodes, reductions, inside, facts)
+    if chains is None or frame is None or dropped is None or inside & {item.table for item in gathers}:
+        return None
+    reading = [node for node in nodes if node.name not in chains and gather_of(node, facts.metas) is None]
+    others = region_inputs(reading, inside, frame, dropped, facts, [])
+    outputs = region_outputs(nodes, inside, frame, dropped, facts)
+    if others is None or outputs is None:
+        return None
+    picked = _Picked(frame, facts, {item.value: item for item in others})
+    placed = [picked.gather(item, inside) for item in gathers]
+    indices = [(name, chains[node.name]) for node in nodes if node.name in chains for name in node.inputs()]
+    if None in placed or not all(name in inside or picked.index(name, trailing) for name, trailing in indices):
+        return None
+    inputs = tuple(picked.found.values())
+    if len(inputs) + len(outputs) > MAX_OPERANDS or not _tell_sizes(frame.shape, inputs):
+        return None
+    if reductions and rows_in_pieces(frame.shape, frame.columns, inputs):
+        return None
+    return Region(
+        "row" if reductions else "pointwise",
+        tuple(nodes),
+        frame.shape,
+        frame.columns,
+        inputs,
+        outputs,
+        dropped,
+        scalars=_scalars(nodes, facts) | picked.numbers,
+        gathers=tuple(item for item in placed if item is not None),
+        positions=picked.positions,
+    )
+
+
+@dataclass
+class _Picked:
+    """Tables and indices, aligned to a frame; ``found`` holds all that the region reads."""
+
+    frame: Frame
+    facts: Facts
+    found: dict[str, Operand]
+    positions: dict[str, tuple[Operand, Position]] = field(default_factory=dict)
+    numbers: dict[str, float] = field(default_factory=dict)
+
+    def gather(self, item: Gather, inside: set[str]) -> Gather | None:
+        """Take a gather's table and index in; the gather with its own place, or None where something does not fit."""
+        meta, fixed = self.facts.metas[item.table], item.table in self.facts.fixed
+        inner = TensorMeta(meta.shape[1:], meta.dtype, meta.strides[1:])
+        row, whole = self.frame.place(item.table, inner, fixed=fixed), self.frame.place(item.node.name, item.node.meta)
+        if row is None or whole is None:
+            return None
+        table = replace(row, meta=meta) if meta.contiguous else replace(row, meta=meta, order=None, strided=True)
+        if self.found.setdefault(item.table, table) != table:
+            return None
+        if item.index not in inside and not self.index(item.index, trailing_dims(item, self.facts.metas)):
+            return None
+        if not item.wraps and self.numbers.get(item.index, 0) < 0:
+            return None
+        return replace(item, whole=whole)
+
+    def index(self, name: str, trailing: int) -> bool:
+        """Take in an integer value that lacks ``trailing`` dimensions of the region at the end; say whether it fits."""
+        made = self.facts.made
+        if name in self.facts.scalars:
+            return True
+        if name in made.numbers:
+            self.numbers[name] = made.numbers[name]
+            return name not in self.found
+        placed = align(
+            name, self.facts.metas[name], self.frame.logical, dropped=trailing, fixed=name in self.facts.fixed
+        )
+        if placed is None:
+            return False
+        if name not in made.positions:
+            operand = placed.framed(self.frame.order)
+            return self.found.setdefault(name, operand) == operand
+        position = made.positions[name]
+        along = tuple(axis == position.axis for axis in placed.axes)
+        entry = replace(placed, varies=along).framed(self.frame.order), position
+        return name not in self.found and self.positions.setdefault(name, entry) == entry
+
+
+def _index_chains(nodes: list[Node], gathers: list[Gather], facts: Facts) -> dict[str, int] | None:
+    """Nodes that compute indices, with how many dimensions their values lack at the end.
+
+    None where something else reads one, or where it is no arithmetic.
+    """
+    by_name = {node.name: node for node in nodes}
+    chains: dict[str, int] = {}
+    pending = [(item.index, trailing_dims(item, facts.metas)) for item in gathers]
+    while pending:
+        name, trailing = pending.pop()
+        if name not in by_name or chains.get(name) == trailing:
+            continue
+        if name in chains or not is_pointwise(by_name[name], facts.metas):
+            return None
+        chains[name] = trailing
+        pending += [(source, trailing) for source in by_name[name].inputs()]
+    readers = {*chains, *(item.node.name for item in gathers)}
+    return chains if all(set(facts.users[name]) <= readers for name in chains) else None
+
+
+def _frame(
+    nodes: list[Node],
+    chains: dict[str, int],
+    reductions: list[tuple[Node, tuple[tuple[int, ...], bool]]],
+    facts: Facts,
+) -> Frame | None:
+    """How the region walks its dimensions: those of what its nodes make, indices aside."""
+    own = [node for node in nodes if node.name not in chains]
+    if reductions:
+        return choose_frame(own, reductions, facts.metas, facts.users)
+    shape = broadcast([node.meta.shape for node in own])
+    return Frame(shape, tuple(range(len(shape))), 0) if shape else None
+
+
+def _tell_sizes(shape: tuple[int, ...], inputs: tuple[Operand, ...]) -> bool:
+    """Whether something that is read has each of the region's dimensions, so that its size is known at run time."""
+    return all(size == 1 or any(item.varies[dim] for item in inputs) for dim, size in enumerate(shape))
+
+
+def _scalars(nodes: list[Node], facts: Facts) -> dict[str, float]:
+    used = {name for node in nodes for name in node.inputs()}
+    return {name: value for name, value in facts.scalars.items() if name in used}
