@@ -25,7 +25,7 @@ from drk.gym.devices import Gpu, device_facts, list_gpus, resolve_device
 from drk.gym.errors import DeviceError, HostError, TaskError
 from drk.gym.judge import Evaluation
 from drk.gym.kernels import ReferenceProfile, reference_profile
-from drk.gym.measure import PROFILE_RUNS, Measurement, measure_interpreted, profile_kernels
+from drk.gym.measure import PROFILE_RUNS, Finish, Measurement, measure_interpreted, profile_kernels
 from drk.gym.offline_compile import OfflineCompile
 from drk.gym.reference import ReferenceSession, task_files
 from drk.gym.runner_handle import RunnerHandle
@@ -218,10 +218,8 @@ class Gym:
 
     def _compile_ahead(self, session: ReferenceSession) -> None:
         """Begin with the baseline that needs a compiler: whoever looks at a task is about to have it optimised."""
-        timing = self.settings.timing
-        if self.gpu is None or not (timing.enabled and timing.compile_baseline):
-            return
-        if session.peak_bytes <= self._share_bytes:  # else a second reference might take others' memory
+        timed = self.gpu is not None and self.settings.timing.enabled and self.settings.timing.compile_baseline
+        if timed and session.peak_bytes <= self._share_bytes:  # else a second reference might take others' memory
             files = task_files(session.task)
             self._measuring().baseline(session).begin(lambda: self.start_runner("reference", files, threads=2))
 
@@ -252,11 +250,15 @@ class Gym:
         """Add kernels and coverage to a correct candidate's verdict."""
         await (measure_interpreted if self.gpu is None else profile_kernels)(evaluation, runner)
 
-    async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
-        """Add speed to a correct candidate's verdict."""
-        if self.gpu is not None and self.settings.timing.enabled:
-            evaluation.leave_slot()
-            await self._measuring().measure(evaluation, runner, session)
+    async def measure(
+        self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession, finish: Finish
+    ) -> bool:
+        """Add speed to a correct candidate's verdict, then ``finish``; say whether that could be done here."""
+        if self.gpu is None or not self.settings.timing.enabled:
+            return False
+        evaluation.leave_slot()
+        await self._measuring().measure(evaluation, runner, session, finish)
+        return True
 
     def _measuring(self) -> Measurement:
         if self._measurement is None:

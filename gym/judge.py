@@ -128,10 +128,10 @@ class Evaluation:
                     await self._climb(trials, offline)
                     if self.correct and self.fraud is None:
                         await self.gym.profile(self, runner)
-                if self.correct and self.fraud is None:
-                    await self.gym.measure(self, runner, session)
-                async with self.gym.sharing():
-                    await trials.finish()
+                timed = self.correct and self.fraud is None
+                if not (timed and await self.gym.measure(self, runner, session, trials.finish)):
+                    async with self.gym.sharing():
+                        await trials.finish()
                 if self.correct:
                     label_work(self.draft, launched=self.launched)
             finally:

@@ -16,6 +16,7 @@ import random
 import secrets
 import time
 from collections import defaultdict
+from collections.abc import Awaitable, Callable
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +36,9 @@ from drk.gym.statistics import latency, ratio_interval, settled
 
 if TYPE_CHECKING:
     from drk.gym.judge import Evaluation
+
+Finish = Callable[[], Awaitable[None]]
+"""The end of an evaluation, once its candidate was timed."""
 
 MAX_CALLS = 50
 PROFILE_RUNS = 5
@@ -86,24 +90,31 @@ class Measurement:
         self.timing = timing
         self.random = random.SystemRandom()
 
-    async def measure(self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession) -> None:
-        """Time a correct candidate against its baselines; add speed-ups and latencies to the draft."""
+    async def measure(
+        self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession, finish: Finish
+    ) -> None:
+        """Time a correct candidate against its baselines; add speed-ups and latencies to the draft.
+
+        ``finish`` ends the evaluation while the GPU is still held: it is short, and in a turn of its own it would have
+        to wait for all others that are to be timed.
+        """
         compiled = None
         if self.timing.compile_baseline:
             # The compiler's seconds need no GPU to themselves, and are spent once for all candidates.
             with evaluation.draft.stage("baseline"):
                 compiled = await self.baseline(session).ready()
-        async with self.turns.alone(), session.lock:
-            with evaluation.draft.stage("time"):
-                contest = Contest(self, evaluation, runner, session, compiled)
-                await contest.warm_up()
-                await contest.run()
-                await contest.note_doubts()
-                await contest.check_outputs()
-                await contest.check_clock()
-                contest.conclude()
-                await contest.rest()
-
+        async with self.turns.alone():
+            async with session.lock:
+                with evaluation.draft.stage("time"):
+                    contest = Contest(self, evaluation, runner, session, compiled)
+                    await contest.warm_up()
+                    await contest.run()
+                    await contest.note_doubts()
+                    await contest.check_outputs()
+                    await contest.check_clock()
+                    contest.conclude()
+                    await contest.rest()
+            await finish()
 
     def baseline(self, session: ReferenceSession) -> CompileBaseline:
         """Return the session's compiled reference; nothing is compiled yet."""

@@ -136,8 +136,14 @@ async def test_the_baseline_is_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
     session.lock = asyncio.Lock()
     session.settings = first.evaluation.settings
     limits = first.evaluation.settings.limits
+    ended: list[bool] = []
+
+    async def finish() -> None:
+        ended.append(session.lock.locked())
+
     for _ in range(2):
-        await owner.measure(first.evaluation, Handle(), session)  # type: ignore[arg-type]
+        await owner.measure(first.evaluation, Handle(), session, finish)  # type: ignore[arg-type]
+    assert ended == [False, False], "the experiments that end an evaluation ask the reference too"
     patient = [m for c, m in session.handle.asked if c == "warm" and m["form"] == "compile"]
     assert len(patient) == 3, "once to compile, then once before each contest"
     assert limits.compile_s > 0
