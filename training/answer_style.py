@@ -2,7 +2,8 @@
 
 The compiler declares parameters by key and shape, which a small model would have to compute; here ``ModelNew`` repeats
 the reference's ``__init__`` word for word, so that names and keys are copied and sizes need no arithmetic. Formulas
-stand once, at the top, as a plan. Docstrings of kernels and launchers go; device functions stay as they are.
+stand once, at the top, as a plan. Docstrings of kernels and launchers go, and what spares the host time; device
+functions stay as they are.
 
 Left out: modules whose tensors no constructor can make again (the compiler's ``from_reference``).
 """
@@ -13,6 +14,8 @@ import ast
 import re
 import textwrap
 from dataclasses import dataclass
+
+from drk.assistant.synth.launch import without_launch
 
 _FORMULA = re.compile(r"^- ``(\w+?)``: (.*)$", re.MULTILINE)
 _TRITON = ("import triton", "import triton.language as tl")
@@ -38,6 +41,7 @@ def nano_answer(compiled: str, reference: Reference) -> str:
         StyleError: it needs what a constructor cannot make.
         SyntaxError: one of the files does not parse.
     """
+    compiled = without_launch(compiled)
     tree, lines = ast.parse(compiled), compiled.splitlines()
     model = _class_named(tree, "ModelNew")
     if any(_is_function(item, "from_reference") for item in model.body):

@@ -1,7 +1,8 @@
 """What the launchers of all kernels share: sizes, strides, output allocation, the shape of the source text.
 
 A launcher takes tensors, makes sure of the layout its kernel presumes, reads all sizes from the tensors, allocates
-outputs on the inputs' device and launches once. Nothing is tuned or cached at call time.
+outputs on the inputs' device and launches once. Nothing is tuned at call time; what was compiled is remembered
+(:mod:`drk.assistant.synth.launch`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 from drk.assistant.synth.body import Body, KernelText, indent
 from drk.assistant.synth.domain import Operand, group_size_text, size_arguments, size_text, stride_arguments
 from drk.assistant.synth.gathers import gather_arguments
+from drk.assistant.synth.launch import DECORATOR, host_arithmetic
 
 
 @dataclass(frozen=True)
@@ -147,15 +149,15 @@ def result_line(body: Body) -> str:
 
 
 def function_source(name: str, parameters: Sequence[str], docstring: str, lines: Sequence[str], results: int) -> str:
-    """Source of a launcher function."""
+    """Source of a launcher function; Triton's host functions in ``lines`` become the file's own quicker ones."""
     typed = ", ".join(f"{parameter}: torch.Tensor" for parameter in parameters)
     returned = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
-    return f'def {name}({typed}) -> {returned}:\n    """{docstring}"""\n{indent(lines)}\n'
+    return f'def {name}({typed}) -> {returned}:\n    """{docstring}"""\n{host_arithmetic(indent(lines))}\n'
 
 
 def kernel_source(name: str, parameters: Sequence[str], docstring: Sequence[str], lines: Sequence[str]) -> str:
     """Source of a kernel; ``parameters`` are full parameter texts, one per line."""
-    head = "@triton.jit\n" + f"def {name}(\n{indent([f'{item},' for item in parameters])}\n):\n"
+    head = f"{DECORATOR}@triton.jit\ndef {name}(\n{indent([f'{item},' for item in parameters])}\n):\n"
     first, *rest = docstring
     doc = f'    """{first}\n' + (f"\n{indent(rest)}\n" if rest else "") + '    """\n'
     if not rest:

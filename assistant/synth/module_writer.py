@@ -1,8 +1,8 @@
 """Puts a planned graph together as one Python file that defines ``ModelNew``.
 
-The file holds the device functions that are used, each kernel with its launcher, and the module: parameters and buffers
-under the reference's ``state_dict`` keys, and a forward that calls launchers and torch operators in graph order. It
-depends on torch and triton only.
+The file holds the device functions that are used, what launches share, each kernel with its launcher, and the module:
+parameters and buffers under the reference's ``state_dict`` keys, and a forward that calls launchers and torch operators
+in graph order. It depends on torch and triton only.
 
 New values of buffers are copied into them at the end of forward, as ``torch.export`` states them. Large tensors that no
 ``state_dict`` holds (buffers that are not saved, tensors in plain attributes) are taken over by ``from_reference``.
@@ -23,6 +23,7 @@ from typing import Any
 from drk.assistant.synth.body import KernelText, indent
 from drk.assistant.synth.device_math import FUNCTIONS, closure
 from drk.assistant.synth.graphed import ATTRIBUTE, IMPORTS, METHOD, graphed_calls
+from drk.assistant.synth.launch import launch_parts
 from drk.assistant.synth.size_constants import size_constants
 from drk.assistant.synth.torch_source import torch_call
 from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State
@@ -65,6 +66,7 @@ def write_module(
     head += ["import triton", "import triton.language as tl", ""]
     parts = ["\n".join(head)]
     parts += [FUNCTIONS[name].strip() + "\n" for name in functions]
+    parts += launch_parts([*texts, *(kernel.launcher for kernel in kernels)])
     for kernel in kernels:
         parts += [kernel.kernel.rstrip() + "\n", kernel.launcher.rstrip() + "\n"]
     parts += [_declare_source(), *([graphed_calls()] if graphed else [])]

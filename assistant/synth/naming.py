@@ -16,11 +16,13 @@ import re
 from collections.abc import Iterable
 
 from drk.assistant.synth.device_math import FUNCTIONS
+from drk.assistant.synth.launch import NAMES
 from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.gym.graph import Graph
 
 _RESERVED = {
-    *FUNCTIONS, *keyword.kwlist, *dir(builtins), "self", "torch", "triton", "tl", "mask", "row_mask", "col_mask",
+    *FUNCTIONS, *NAMES,
+    *keyword.kwlist, *dir(builtins), "self", "torch", "triton", "tl", "mask", "row_mask", "col_mask",
     "index", "rows", "cols", "n_rows", "n_cols", "n_inner", "inner", "start", "tile", "grid", "device", "pid",
     "first_row", "first_col", "index_type", "block_m", "block_n", "num_warps", "tiles_m", "tiles_n", "width", "first",
     "height", "n_elements",

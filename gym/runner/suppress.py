@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
-from drk.gym.triton_adapter import launchables
+from drk.gym.triton_adapter import launchables, silenced_kernels
 
 _ALLOCATIONS = {"empty", "empty_like", "new_empty", "empty_strided", "new_empty_strided"}
 _PATTERN = 0x5A
@@ -55,10 +55,12 @@ def ablated(files: frozenset[str], only: str | None = None) -> Iterator[list[str
     """
     launched: list[str] = []
     with ExitStack() as stack, PoisonedAllocations():
-        for function in launchables(files):
-            name = str(getattr(function.fn, "__name__", "?"))
-            if only is None or name == only:
-                _silence(function, name, launched, stack)
+        named = [(function, str(getattr(function.fn, "__name__", "?"))) for function in launchables(files)]
+        chosen = [(function, name) for function, name in named if only is None or name == only]
+        for function, name in chosen:
+            _silence(function, name, launched, stack)
+        # What was compiled before can be launched without its function.
+        stack.enter_context(silenced_kernels({id(function): name for function, name in chosen}, launched.append))
         yield launched
 
 
