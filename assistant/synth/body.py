@@ -87,8 +87,8 @@ class Body:
         cast = ".to(tl.float32)" if kind == "float" else ""
         return f"{self.names[operand.value]} = tl.load({self.address(operand)}{masked}){cast}"
 
-    def loads(self) -> list[str]:
-        """Statements that load what the region reads, but for tables, whose rows its gathers load."""
+    def loads(self, operands: Iterable[Operand]) -> list[str]:
+        """Statements that load ``operands``, but for tables, whose rows the region's gathers load."""
         tables = {item.table for item in self.region.gathers}
         return [self.load(operand) for operand in self.region.inputs if operand.value not in tables]
 

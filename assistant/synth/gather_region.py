@@ -3,7 +3,7 @@
 A table is an operand that lies in the region's last dimensions, its first one having been picked; the index lies in the
 dimensions before. Arithmetic on the index alone (a clamp, an offset) belongs to the region where nothing else reads it.
 
-Left out: tables that the region itself makes, gathers beside matrix products, windows and scans, rows in pieces, and
+Left out: tables that the region itself makes, gathers beside matrix products, windows and scans, and
 indices that are results of reductions or of other gathers.
 """
 
@@ -54,10 +54,9 @@ def build_gather_region(nodes: list[Node], facts: Facts) -> Region | None:
     inputs = tuple(picked.found.values())
     if len(inputs) + len(outputs) > MAX_OPERANDS or not _tell_sizes(frame.shape, inputs):
         return None
-    if reductions and rows_in_pieces(frame.shape, frame.columns, inputs):
-        return None
+    split = bool(reductions) and rows_in_pieces(frame.shape, frame.columns, inputs)
     return Region(
-        "row" if reductions else "pointwise",
+        "split" if split else "row" if reductions else "pointwise",
         tuple(nodes),
         frame.shape,
         frame.columns,

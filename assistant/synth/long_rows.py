@@ -114,7 +114,7 @@ def _kernel_lines(body: Body, loops: _Loops) -> list[str]:
         "rows = tl.program_id(0).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
         "row_mask = rows[:, None] < n_rows",
         *index_lines(body.domain.rows, "rows"),
-        *(body.load(operand) for operand in flat),
+        *body.loads(flat),
         "whole = n_cols // BLOCK_N * BLOCK_N",
     ]
     known: set[str] = set()
@@ -139,7 +139,7 @@ def _walk_lines(body: Body, loops: _Loops, item: Pass, stored: Sequence[Operand]
         "col_mask = cols[None, :] < n_cols if tail else tl.full((1, BLOCK_N), True, tl.int1)",
         "mask = row_mask & col_mask",
         *index_lines(body.domain.cols, "cols"),
-        *(body.load(operand) for operand in spread),
+        *body.loads(spread),
         *body.statements(item.tiled),
         *(line for group in groups for line in online.update_lines(body, group)),
         *(line for node in alone for line in update_lines(body, node, "start == 0")),

@@ -64,7 +64,7 @@ def write_pointwise(
     parameters, index, launch = _tiled(body, name, owned, block) if tiled else _flat(body, name, owned, block)
     lines = [
         *index,
-        *body.loads(),
+        *body.loads(region.inputs),
         *body.statements(region.nodes),
         *(body.store(operand) for operand in region.outputs),
     ]

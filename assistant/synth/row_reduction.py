@@ -65,7 +65,7 @@ def _kernel_lines(body: Body, walk: Walk) -> list[str]:
         "col_mask = cols[None, :] < n_cols",
         "mask = row_mask & col_mask",
         *index_lines(body.domain.cols, "cols"),
-        *body.loads(),
+        *body.loads(body.region.inputs),
         *_statements(body),
         *(body.store(operand) for operand in body.region.outputs),
     ]

@@ -81,6 +81,7 @@ def write_split(
         own = item.along(walk)
         arguments = _arguments(body, item, region, own)
         title = ["Combine the parts, then the outputs:", *formula] if last else [_title(body, item)]
+        title += body.remarks()
         kernels.append(
             kernel_source(
                 kernel_name, _parameters(arguments), title, _kernel_lines(body, item, own, backwards=number % 2 == 0)
@@ -148,7 +149,8 @@ def _pass(
     pointwise = [n for n in region.nodes if n.name in needed and n.bare_op not in REDUCTIONS]
     inputs = tuple(item for item in region.inputs if item.value in needed)
     edge = len(region.shape) - region.columns
-    spread = {item.value for item in inputs if any(item.varies[edge:])}
+    placed = (operand for operand, _ in region.positions.values())
+    spread = {item.value for item in (*inputs, *placed) if any(item.varies[edge:])}
     for node in pointwise:
         if any(name in spread for name in node.inputs()):
             spread.add(node.name)
@@ -176,14 +178,14 @@ def _kernel_lines(body: Body, item: Pass, walk: Walk, *, backwards: bool) -> lis
         *(["piece = pid % n_pieces"] if walks else []),
         *walk.row_lines(body, "(pid // n_pieces)" if walks else "pid"),
         *_combine_lines(body, item, walk),
-        *(body.load(operand) for operand in flat),
+        *body.loads(flat),
         *body.statements(item.per_row, keep),
         *(body.store(operand) for operand in stored_early),
     ]
     if not walks:
         return lines
     loop = [
-        *(body.load(operand) for operand in spread),
+        *body.loads(spread),
         *body.statements(item.tiled),
         *(line for node in item.made for line in update_lines(body, node, walk.first)),
         *(body.store(operand) for operand in stored_late),

@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from modules import Function
 from torch import nn
 
+from drk.assistant.synth import long_rows, regions
 from drk.assistant.synth.gathers import Position, made_integers
 from drk.assistant.synth.propose import compile_graph, variants
 
@@ -176,3 +177,24 @@ def test_integers_that_forward_makes(graph_of):
     assert Position(-1, 3) in made.positions.values()
     assert set(made.numbers.values()) == {7}
     assert not any(item.start == 0 for item in made.positions.values())
+
+
+@pytest.mark.parametrize(
+    ("kind", "module", "limit"), [("row", long_rows, "MAX_REGISTERS"), ("split", regions, "FEW_ROWS_COLUMNS")]
+)
+def test_rows_in_blocks_and_in_pieces(check, monkeypatch, kind, module, limit):
+    def forward(s, x):
+        z = s.table(x) + s.places(torch.arange(x.shape[1])) * 0.5
+        return z.softmax(-1) * 2, s.norm(z)
+
+    monkeypatch.setattr(module, limit, 0)
+    parts = {"table": nn.Embedding(7, 5000), "places": nn.Embedding(5, 5000), "norm": nn.LayerNorm(5000)}
+    compiled = check(Function(forward, **parts), ids_of(2, 3, most=7))
+    assert [region.kind for region in compiled.regions] == [kind]
+    assert ("blocks of columns" in compiled.source) == (kind == "row")
+
+
+def test_the_index_of_a_column_picks_from_a_vector(check):
+    module = Function(lambda s, x: (x * s.weight[torch.arange(x.shape[1]) + 1]).sum(-1) * 2, weight=torch.randn(20))
+    compiled = check(module, torch.randn(4, 9), calls=[[torch.randn(3, 19)]])
+    assert compiled.launches == 1
