@@ -90,7 +90,7 @@ class Body:
     def loads(self, operands: Iterable[Operand]) -> list[str]:
         """Statements that load ``operands``, but for tables, whose rows the region's gathers load."""
         tables = {item.table for item in self.region.gathers}
-        return [self.load(operand) for operand in self.region.inputs if operand.value not in tables]
+        return [self.load(operand) for operand in operands if operand.value not in tables]
 
     def store(self, operand: Operand) -> str:
         """Statement that stores an output; the pointer's type does the rounding."""
