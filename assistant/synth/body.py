@@ -190,6 +190,8 @@ def _pretty(value: Any, made: Mapping[str, Node], names: Mapping[str, str], regi
         return names[value.name]
     node = made[value.name]
     product = next((item for item in region.products if item.node is node), None)
+    if product is not None and product.of_pixels:
+        return f"{node.bare_op}({names[product.right]}, {names[product.left]})"
     if product is not None:
         transposed = ".T" if product.transposed else ""
         text = f"({names[product.left]} @ {names[product.right]}{transposed})"

@@ -5,6 +5,8 @@ IEEE float32 and faster than it on tensor cores. float16 and bfloat16 use the te
 epilogue are float32; the result is rounded once.
 
 Batched products, with one or two leading dimensions, take each factor by its own strides (0 where it is broadcast).
+A convolution with windows of one element is such a product too, weights times the pixels of each image, in the
+precision that PyTorch allows for convolutions (TF32, unless it is told otherwise).
 Left out: split-K for thin outputs, persistent kernels, tensor descriptors.
 """
 
@@ -25,7 +27,7 @@ from drk.assistant.synth.launcher import (
     result_line,
     shape_arguments,
 )
-from drk.assistant.synth.regions import Region
+from drk.assistant.synth.regions import Product, Region
 from drk.assistant.synth.tiles import Tile
 from drk.gym.graph import TensorMeta
 
@@ -100,6 +102,13 @@ def _product_operands(region: Region, metas: Mapping[str, TensorMeta]) -> tuple[
     """The factors, seen as operands that tell sizes: the left one for the rows, the first right one for the columns."""
     product = region.products[0]
     first, second = metas[product.left], metas[product.right]
+    if product.of_pixels:
+        rank = len(region.shape)
+        channels = tuple(dim == 1 for dim in range(rank))
+        weights = Operand(
+            product.left, first, channels, tuple(-rank if item else None for item in channels), fixed=True
+        )
+        return factor_operand(product.right, second, region.shape, 1 - rank), weights
     left = factor_operand(product.left, first, region.shape, -1)
     if product.batched:
         return left, factor_operand(product.right, second, region.shape, -2)
@@ -126,6 +135,9 @@ def _batch_arguments(body: Body) -> list[tuple[str, str]]:
     product = body.region.products[0]
     if not product.batched:
         return []
+    if product.of_pixels:
+        right = body.names[product.right]
+        return [(f"stride_{right}_batch_0", f"{right}_pixels.stride(0)")]
     rank = len(body.region.shape)
     found = []
     for value in _factors(body.region):
@@ -142,9 +154,10 @@ def _batch_arguments(body: Body) -> list[tuple[str, str]]:
 
 def _batch_offset(body: Body, name: str) -> str:
     """Pointer to a factor's matrix of the program's batch."""
-    if not body.region.products[0].batched:
+    product = body.region.products[0]
+    if not product.batched or (product.of_pixels and name == body.names[product.left]):
         return f"{name}_mat"
-    if len(body.region.shape) == 3:
+    if product.of_pixels or len(body.region.shape) == 3:
         return f"{name}_mat + batch * stride_{name}_batch_0"
     outer, inner = f"batch // inner_batches * stride_{name}_batch_0", f"batch % inner_batches * stride_{name}_batch_1"
     return f"{name}_mat + {outer} + {inner}"
@@ -223,12 +236,19 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> l
     product = region.products[0]
     left, *rights = (names[value] for value in _factors(region))
     pointers, shapes = pointer_arguments(body), shape_arguments(body)
-    precision = "tf32x3" if product.node.meta.dtype == "float32" else "ieee"
     lines = [*layout_lines(body, owned), *allocation_lines(body)]
     column = -2 if product.transposed else -1
     tiles = f"triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, {tile.block_n})"
     out = f"out_{names[region.outputs[0].value]}"
-    if product.batched:
+    if product.of_pixels:
+        flat, pixels = left, f"{rights[0]}_pixels"
+        rights = [pixels]
+        strides = [f"{left}.stride(0)", f"{left}.stride(1)", f"{pixels}.stride(1)", f"{pixels}.stride(2)"]
+        lines += [f"{pixels} = {names[product.right]}.flatten(2)", f"n_rows, n_inner = {left}.shape[:2]"]
+        lines += [f"n_cols = {pixels}.shape[2]"]
+        tiles = f"{tiles} * {pixels}.shape[0]"
+        largest = f"{out}.numel(), {pixels}.numel()"
+    elif product.batched:
         flat, strides = left, [f"{item}.stride({axis})" for item in (left, *rights) for axis in (-2, -1)]
         lines += [f"n_rows, n_inner = {left}.shape[-2:]", f"n_cols = {rights[0]}.shape[{column}]"]
         tiles = f"{tiles} * ({out}.numel() // (n_rows * n_cols))"
@@ -249,7 +269,7 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> l
     values += [*(value for _, value in _batch_arguments(body)), *shapes.values]
     options = [
         "INDEX=index_type",
-        f'PRECISION="{precision}"',
+        f"PRECISION={_precision(product)}",
         f"EVEN_INNER=n_inner % {tile.block_k} == 0",
         "BLOCK_M=block_m",
         f"BLOCK_N={tile.block_n}",
@@ -259,3 +279,10 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> l
         f"num_stages={tile.num_stages}",
     ]
     return [*lines, *call_lines(f"{name}_kernel", f"({tiles},)", values, options), result_line(body)]
+
+
+def _precision(product: Product) -> str:
+    """Launcher expression of the dot product's precision."""
+    if product.node.meta.dtype != "float32":
+        return '"ieee"'
+    return '"tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"' if product.of_pixels else '"tf32x3"'

@@ -17,7 +17,7 @@ from collections.abc import Iterable
 
 from drk.assistant.synth.device_math import FUNCTIONS
 from drk.assistant.synth.launch import NAMES
-from drk.assistant.synth.regions import REDUCTIONS, Region
+from drk.assistant.synth.regions import REDUCTIONS, Product, Region
 from drk.gym.graph import Graph
 
 _RESERVED = {
@@ -83,7 +83,7 @@ def kernel_words(region: Region) -> str:
     """What a region computes, as words joined by underscores (at most four)."""
     if region.attention is not None:
         return "attention"
-    words = ["linear" if item.node.bare_op in {"linear", "addmm"} else "matmul" for item in region.products[:1]]
+    words = [_product_word(item) for item in region.products[:1]]
     ops = [node.bare_op for node in region.nodes]
     rest = [op for node, op in zip(region.nodes, ops, strict=True) if node not in [p.node for p in region.products]]
     present = set(ops)
@@ -108,6 +108,12 @@ def kernel_words(region: Region) -> str:
 
 def _norm_word(region: Region) -> str:
     """Which norm a mean and a variance belong to, by the module they come from."""
+def _product_word(product: Product) -> str:
+    if product.of_pixels:
+        return "conv"
+    return "linear" if product.node.bare_op in {"linear", "addmm"} else "matmul"
+
+
     types = " ".join(node.module_type for node in region.nodes)
     kinds = ("group_norm", "GroupNorm"), ("instance_norm", "InstanceNorm"), ("batch_norm", "BatchNorm")
     return next((word for word, kind in kinds if kind in types), "layer_norm")

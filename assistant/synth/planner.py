@@ -16,6 +16,7 @@ from drk.assistant.synth.banded_region import build_banded_region
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.gather_region import build_gather_region
 from drk.assistant.synth.gathers import gather_of
+from drk.assistant.synth.pixel_region import build_pixel_region, pixel_product
 from drk.assistant.synth.pooling_region import build_pooling_region
 from drk.assistant.synth.regions import Facts, Region, Rules, build_region, facts_of, product_of, reduced_dims
 from drk.assistant.synth.scan_region import build_scan_region, is_flip, is_scan
@@ -27,6 +28,8 @@ def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
     """Return the region of ``nodes`` (in graph order), or None when no kernel can compute them together."""
     if any(window_of(node, facts.metas) is not None for node in nodes):
         return build_pooling_region(nodes, facts)
+    if rules.pixels and any(pixel_product(node, facts.metas) is not None for node in nodes):
+        return build_pixel_region(nodes, facts)
     if any(node.name in facts.bands for node in nodes):
         return build_banded_region(nodes, facts, rules)
     if any(is_scan(node, facts.metas) for node in nodes):
@@ -84,7 +87,7 @@ class _Planner:
 
     def _merge_siblings(self, fusible: set[str]) -> None:
         """Merge regions without products that read the same tensor, so that it is read once."""
-        products = {node.name for node in self.graph.nodes if product_of(node, self.facts.metas) is not None}
+        products = {node.name for node in self.graph.nodes if self._is_product(node)}
         for name in self.facts.order:
             users = [user for user in self.facts.users[name] if user in fusible and name not in self.facts.fixed]
             for first, second in pairwise(users):
@@ -104,6 +107,8 @@ class _Planner:
         window = window_of(node, self.facts.metas)
         if window is not None:
             return self.rules.pool if window.weight is None else self.rules.depthwise
+        if pixel_product(node, self.facts.metas) is not None and self.rules.pixels:
+            return True
         if node.name in self.facts.bands:
             return self.rules.matmul
         if is_scan(node, self.facts.metas):
@@ -119,6 +124,11 @@ class _Planner:
             return False
         union = sorted(self.members[left] + self.members[right], key=lambda node: self.facts.order[node.name])
         if build(union, self.facts, self.rules) is None or self._returns(left, right):
+    def _is_product(self, node: Node) -> bool:
+        if product_of(node, self.facts.metas) is not None:
+            return True
+        return self.rules.pixels and pixel_product(node, self.facts.metas) is not None
+
             return False
         self.members[left] = union
         for node in self.members.pop(right):

@@ -32,6 +32,7 @@ from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
 from drk.assistant.synth.pointwise import BLOCKS, Block, write_pointwise
+from drk.assistant.synth.pixel_region import sees_one_pixel
 from drk.assistant.synth.pooling import write_pooling
 from drk.assistant.synth.recompute import planned_with_recomputing
 from drk.assistant.synth.regions import Region, Rules, product_of
@@ -208,9 +209,11 @@ _WRITERS = {
 def _tile(region: Region, metas: Any, variant: Variant, multiprocessors: int) -> Tile:
     product = region.products[0]
     tiles = ranked_tiles(
-        math.prod(region.shape[:-1]),
-        region.shape[-1],
-        metas[product.left].shape[-1],
+        rows,
+        math.prod(region.shape) // rows,
+        inner,
+    channels, inner = metas[product.left].shape[:2] if product.of_pixels else (1, metas[product.left].shape[-1])
+    rows = channels if product.of_pixels else math.prod(region.shape[:-1])
         half=product.node.meta.dtype != "float32",
         pair=len(region.products) > 1,
         multiprocessors=multiprocessors,
@@ -383,7 +386,9 @@ def variants(graph: Graph) -> list[Variant]:
         return [plain[0], *fused, *plain[1:]]
     return [*fused[:2], plain[0], *fused[2:], *plain[1:]]
 
+        pixels = [sees_one_pixel(node, metas) for node in graph.nodes if is_convolution(node)]
 
+        found = [*_pixel_variants(full if has_product else library, pixels), *found] if any(pixels) else found
 def _convolution_variants(library: Rules, full: Rules | None) -> list[Variant]:
     """Both layouts of the convolutions; ``full`` are the rules with products where the graph has some."""
     note = "Convolutions by the library, everything around them fused"
@@ -394,6 +399,17 @@ def _convolution_variants(library: Rules, full: Rules | None) -> list[Variant]:
         Variant(library, f"{last}, larger blocks", 0, BLOCKS[1], channels_last=True),
         Variant(library, f"{last}, largest blocks", 0, BLOCKS[2], channels_last=True),
         Variant(library, f"{note}, larger blocks", 0, BLOCKS[1]),
+def _pixel_variants(rules: Rules, pixels: Sequence[bool]) -> list[Variant]:
+    """Convolutions that see one pixel (true in ``pixels``) as products: in both layouts where others need one."""
+    rules = replace(rules, pixels=True)
+    note = "Convolutions of single pixels with their epilogue in one kernel"
+    plain = [Variant(rules, note), Variant(rules, f"{note}, second tile", 1, BLOCKS[1])]
+    if all(pixels):
+        return plain
+    last = f"{note}, other ones by the library, channels last"
+    return [Variant(rules, last, channels_last=True), plain[0]]
+
+
         Variant(library, f"{note}, more warps", 0, BLOCKS[3]),
     ]
     if full is None:

@@ -41,7 +41,8 @@ ARG_REDUCTIONS = frozenset({"argmax", "argmin"})
 class Product:
     """A matrix product ``left @ right``; ``transposed`` says that ``right`` is stored (columns, inner).
 
-    In ``batched`` ones the right operand has leading dimensions too.
+    In ``batched`` ones the right operand has leading dimensions too. ``of_pixels``: a convolution with windows of one
+    element, weights (channels out, channels in) times the channels of every pixel, for each image of the batch.
     """
 
     node: Node
@@ -52,6 +53,7 @@ class Product:
     batched: bool = False
     left_band: Band | None = None
     result_band: Band | None = None
+    of_pixels: bool = False
 
 
 @dataclass(frozen=True)
@@ -115,6 +117,8 @@ class Rules:
     depthwise: bool = True
     pointwise: bool = True
     gather: bool = True
+    pixels: bool = False
+    """Convolutions with windows of one element as products with their epilogue."""
     excluded: frozenset[str] = frozenset()
     """Names of nodes that must stay torch operators."""
 
