@@ -49,9 +49,12 @@ def _logsumexp(node: Node, draft: Draft) -> Ref | None:
     if dims is None:
         return None
     top = draft.emit(node, "row_max", "amax.default", x, dims, True)
-    power = draft.emit(node, "exponential", "exp.default", draft.emit(node, "centred", "sub.Tensor", x, top))
+    # As PyTorch has it: the sum of a row that is all -inf, or has an inf, is taken as it stands.
+    infinite = draft.emit(node, "infinite", "eq.Scalar", draft.emit(node, "size", "abs.default", top), math.inf)
+    shift = draft.emit(node, "row_shift", "masked_fill.Scalar", top, infinite, 0.0)
+    power = draft.emit(node, "exponential", "exp.default", draft.emit(node, "centred", "sub.Tensor", x, shift))
     total = draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, True)
-    result = draft.emit(node, "log_of_sum", "add.Tensor", top, draft.emit(node, "log_sum", "log.default", total))
+    result = draft.emit(node, "log_of_sum", "add.Tensor", shift, draft.emit(node, "log_sum", "log.default", total))
     if len(node.args) > 2 and node.args[2] is True:
         return result
     return draft.emit(node, "squeezed", "reshape.default", result, node.meta.shape)

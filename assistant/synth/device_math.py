@@ -37,6 +37,22 @@ def exp(x):
     power = 2.0 * (half + half * p)
     return tl.where(x > 88.8, float("inf"), tl.where(x < -104.0, 0.0, power))
 ''',
+    "exp_below": '''
+@triton.jit
+def exp_below(x):
+    """e**min(x, 0), NaN for NaN: 2**k (1 + (e**r - 1)), with k rounded by adding 1.5 2**23 and taking it off again."""
+    x = tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.maximum(x, -150.0, propagate_nan=tl.PropagateNan.ALL)
+    k = (x * 1.4426950408889634 + 12582912.0) - 12582912.0
+    r = (x - k * 0.693359375) + k * 2.12194440e-4
+    p = r * 0.000198412698 + 0.00138888889
+    p = p * r + 0.00833333333
+    p = p * r + 0.0416666667
+    p = p * r + 0.166666667
+    p = p * r + 0.5
+    power = tl.exp2(k)
+    return power + power * (p * r * r + r)
+''',
     "expm1": '''
 @triton.jit
 def expm1(x):

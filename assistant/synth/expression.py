@@ -197,13 +197,19 @@ def _supported(node: Node, meta: TensorMeta, dtypes: set[str]) -> bool:
     if name in {"to", "_to_copy"}:
         return not (dtypes & FLOATS and not floating)
     if name in {"maximum", "minimum", "clamp", "clamp_min", "clamp_max"}:
-        return dtypes <= FLOATS
+        return dtypes <= FLOATS or (name.startswith("clamp") and _whole_bounds(node, dtypes))
     if name.startswith(("bitwise", "logical")):
         return dtypes <= {"bool"}
     if name in _COMPARISONS or name in {"where", "masked_fill"}:
         return True
     integer_ok = name in {"add", "sub", "mul", "neg", "abs", "where"} and dtypes <= INTEGERS
     return floating or integer_ok
+
+
+def _whole_bounds(node: Node, dtypes: set[str]) -> bool:
+    """Whether wide integers are kept between numbers that are integers too."""
+    bounds = (*node.args[1:], *node.kwargs.values())
+    return dtypes <= {"int64", "int32"} and all(item is None or type(item) is int for item in bounds)
 
 
 def compute_kind(node: Node, metas: Mapping[str, TensorMeta]) -> str:

@@ -53,7 +53,7 @@ def live_rows(region: Region) -> int:
     """Most values of full size that are needed at the same time, each 4 bytes an element, inputs from the start."""
     edge = len(region.shape) - region.columns
     alive = {item.value for item in region.inputs if any(item.varies[edge:])}
-    full = set(alive)
+    full = alive | {item.value for item, _ in region.positions.values() if any(item.varies[edge:])}
     last = {name: place for place, node in enumerate(region.nodes) for name in node.inputs()}
     last |= {item.value: len(region.nodes) for item in region.outputs}
     most = len(alive)

@@ -2,8 +2,9 @@
 
 Formulas are those of the PyTorch documentation. The sum over all elements is one reduction over the whole tensor;
 where rows are reduced first (cross-entropy, cosine, triplet) a second small one follows. Class indices are compared
-with an ``arange`` along the class dimension, so that no gather is needed: the row is read anyway. Cross-entropy of
-half-precision logits is computed in float32 and rounded once.
+with an ``arange`` along the class dimension (in kernels the column's index), so that no gather is needed: the row is
+read anyway. What is the same for a whole row is subtracted behind such a choice, so that it need not be known before.
+Cross-entropy of half-precision logits is computed in float32 and rounded once.
 
 Left out: class weights, elementwise weights and probabilities as cross-entropy targets.
 """
@@ -15,7 +16,7 @@ from dataclasses import replace
 from typing import Any
 
 from drk.assistant.synth.draft import Draft, contiguous_meta
-from drk.assistant.synth.expression import FLOATS
+from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.reduction_rules import Rule, argument, distance, reducible
 from drk.gym.graph import Node, Ref, Symbol
 
@@ -147,14 +148,39 @@ def _binary_with_logits(node: Node, draft: Draft) -> Ref | None:
 # --- Class indices -------------------------------------------------------------------------------------------
 
 
-def _class_hits(node: Node, draft: Draft, x: Ref, target: Ref) -> Ref | None:
-    """``target == class`` with the shape of ``x``; None for targets that are no class indices."""
+def _class_hits(node: Node, draft: Draft, x: Ref, target: Ref) -> tuple[Ref, Ref] | None:
+    """Labels with the class dimension, and ``label == class`` with the shape of ``x``; None for other targets."""
     shape, labels = draft.metas[x.name].shape, draft.metas[target.name]
-    axis = 1 if len(shape) > 1 else 0
-    if labels.dtype != "int64" or labels.shape != shape[:axis] + shape[axis + 1 :] or shape[axis] < 2:
+    if labels.dtype != "int64" or labels.shape != shape[:1] + shape[2:] or shape[1] < 2:
         return None
-    column = draft.emit(node, "labels", "reshape.default", target, (*shape[:axis], 1, *shape[axis + 1 :]))
-    return draft.emit(node, "hit", "eq.Tensor", column, _counted(node, draft, shape, axis))
+    column = _viewed(node, draft, target, (shape[0], 1, *shape[2:]))
+    return column, draft.emit(node, "hit", "eq.Tensor", column, _counted(node, draft, shape, 1))
+
+
+def _viewed(node: Node, draft: Draft, value: Ref, shape: tuple[int, ...]) -> Ref:
+    """``value`` in another shape, by way of what it is made from: kernels take arithmetic in, but no views."""
+    if draft.metas[value.name].shape == shape:
+        return value
+    made = _maker(draft, value)
+    if made is not None and made.bare_op in _ORDER_KEEPING and isinstance(made.args[0], Ref):
+        return _viewed(node, draft, made.args[0], shape)
+    if made is not None and is_pointwise(made, draft.metas) and made.meta.dtype not in FLOATS:
+        tensors = [name for name in made.inputs() if draft.metas[name].shape]
+        if all(draft.metas[name].shape == made.meta.shape for name in tensors):
+            args = tuple(
+                _viewed(node, draft, item, shape) if isinstance(item, Ref) and item.name in tensors else item
+                for item in made.args
+            )
+            return draft.append(replace(made, args=args, metas=(contiguous_meta(shape, made.meta.dtype),)), made.name)
+    return draft.emit(node, "labels", "reshape.default", value, shape)
+
+
+_ORDER_KEEPING = frozenset({"view", "reshape", "unsqueeze", "squeeze", "flatten"})
+
+
+def _maker(draft: Draft, value: Ref) -> Node | None:
+    """The node that makes ``value``, or None for inputs."""
+    return next((node for node in reversed(draft.nodes) if node.name == value.name), None)
 
 
 def _counted(node: Node, draft: Draft, shape: tuple[int, ...], axis: int) -> Ref:
@@ -180,17 +206,20 @@ def _gathered(node: Node, draft: Draft) -> Ref | None:
     one_a_row = chosen.shape == (*meta.shape[:axis], 1, *meta.shape[axis + 1 :])
     if not one_a_row or not 2 <= meta.shape[axis] <= MAX_CLASSES or len(draft.users.get(x.name, ())) < 2:
         return None
+    made = _maker(draft, index)
+    if made is not None and made.bare_op in _ORDER_KEEPING and isinstance(made.args[0], Ref):
+        index = _viewed(node, draft, made.args[0], chosen.shape)
     hit = draft.emit(node, "hit", "eq.Tensor", index, _counted(node, draft, meta.shape, axis))
-    miss = draft.emit(node, "miss", "logical_not.default", hit)
-    kept = draft.emit(node, "chosen", "masked_fill.Scalar", x, miss, 0.0)
-    return draft.emit(node, "picked", "sum.dim_IntList", kept, (axis - rank,), True)
+    return _at_target(node, draft, x, hit, (axis - rank,))
 
 
-def _picked_mean(node: Node, draft: Draft, loss: Ref, target: Ref, how: tuple[int, int]) -> Ref | None:
+def _picked_mean(node: Node, draft: Draft, loss: Ref, labels: Ref, how: tuple[int, int]) -> Ref | None:
     """Reduce per-row losses; rows whose label is to be ignored count for nothing. ``how``: reduction, ignored label."""
     reduction, ignored = how
-    skipped = draft.emit(node, "skipped", "eq.Scalar", target, ignored)
+    skipped = draft.emit(node, "skipped", "eq.Scalar", labels, ignored)
     kept = draft.emit(node, "kept_loss", "masked_fill.Scalar", loss, skipped, 0.0)
+    if reduction == 0:
+        return draft.emit(node, "loss", "reshape.default", kept, node.meta.shape)
     if reduction != 1:
         return _total(node, draft, kept, reduction)
     ones = draft.emit(node, "counted", "rsub.Scalar", draft.emit(node, "zero", "mul.Tensor", kept, 0.0), 1.0)
@@ -202,10 +231,22 @@ def _picked_mean(node: Node, draft: Draft, loss: Ref, target: Ref, how: tuple[in
 
 
 def _at_target(node: Node, draft: Draft, values: Ref, hit: Ref, dims: tuple[int, ...]) -> Ref:
-    """The value of each row's own class."""
+    """The value of each row's own class; ``dims``, the class dimension, stay as size 1."""
+    shape, made = draft.metas[values.name].shape, _maker(draft, values)
+    if made is not None and made.op == "aten.sub.Tensor" and len(made.args) == 2 and not made.kwargs:
+        left, right = (draft.metas[item.name] if isinstance(item, Ref) else None for item in made.args)
+        dtypes = {made.meta.dtype, left and left.dtype, right and right.dtype}
+        if left and right and left.shape == shape and right.shape == _row_shape(shape, dims) and len(dtypes) == 1:
+            return draft.emit(
+                node, "picked", "sub.Tensor", _at_target(node, draft, made.args[0], hit, dims), made.args[1]
+            )
     miss = draft.emit(node, "miss", "logical_not.default", hit)
     chosen = draft.emit(node, "chosen", "masked_fill.Scalar", values, miss, 0.0)
-    return draft.emit(node, "picked", "sum.dim_IntList", chosen, dims, False)
+    return draft.emit(node, "picked", "sum.dim_IntList", chosen, dims, True)
+
+
+def _row_shape(shape: tuple[int, ...], dims: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(1 if axis - len(shape) in dims else size for axis, size in enumerate(shape))
 
 
 def _cross_entropy(node: Node, draft: Draft) -> Ref | None:
@@ -215,26 +256,27 @@ def _cross_entropy(node: Node, draft: Draft) -> Ref | None:
     meta = draft.metas[x.name]
     if argument(node, 2, "weight", None) is not None or meta.dtype not in FLOATS or len(meta.shape) < 2:
         return None
-    hit = _class_hits(node, draft, x, target)
-    if hit is None:
+    found = _class_hits(node, draft, x, target)
+    if found is None:
         return None
+    labels, hit = found
     x = _cast(node, draft, x, "float32")
     dims = (1 - len(meta.shape),)
     centred = draft.emit(node, "centred", "sub.Tensor", x, draft.emit(node, "row_max", "amax.default", x, dims, True))
     power = draft.emit(node, "exponential", "exp.default", centred)
     log_total = draft.emit(
-        node, "log_sum", "log.default", draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, False)
+        node, "log_sum", "log.default", draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, True)
     )
     loss = draft.emit(node, "row_loss", "sub.Tensor", log_total, _at_target(node, draft, centred, hit, dims))
     if smoothing:
-        average = draft.emit(node, "row_mean", "mean.dim", centred, dims, False)
+        average = draft.emit(node, "row_mean", "mean.dim", centred, dims, True)
         spread = draft.emit(
             node, "spread", "mul.Tensor", draft.emit(node, "even", "sub.Tensor", log_total, average), smoothing
         )
         loss = draft.emit(
             node, "smoothed", "add.Tensor", draft.emit(node, "sharp", "mul.Tensor", loss, 1.0 - smoothing), spread
         )
-    mean = _picked_mean(node, draft, loss, target, (reduction, ignored))
+    mean = _picked_mean(node, draft, loss, labels, (reduction, ignored))
     return None if mean is None else _cast(node, draft, mean, meta.dtype)
 
 
@@ -249,12 +291,13 @@ def _nll(node: Node, draft: Draft) -> Ref | None:
     meta = draft.metas[x.name]
     if argument(node, 2, "weight", None) is not None or meta.dtype != "float32" or len(meta.shape) < 2:
         return None
-    hit = _class_hits(node, draft, x, target)
-    if hit is None:
+    found = _class_hits(node, draft, x, target)
+    if found is None:
         return None
+    labels, hit = found
     picked = _at_target(node, draft, x, hit, (1 - len(meta.shape),))
     how = (argument(node, 3, "reduction", 1), argument(node, 4, "ignore_index", -100))
-    return _picked_mean(node, draft, draft.emit(node, "row_loss", "neg.default", picked), target, how)
+    return _picked_mean(node, draft, draft.emit(node, "row_loss", "neg.default", picked), labels, how)
 
 
 # --- Pairs and triples ---------------------------------------------------------------------------------------

@@ -90,9 +90,9 @@ def kernel_words(region: Region) -> str:
     if {"amax", "exp", "sum", "div"} <= present:
         rest = _fold_words(rest, {"amax", "exp", "sum", "div", "sub"}, "softmax")
     elif {"amax", "exp", "sum", "log"} <= present:
-        rest = _fold_words(
-            rest, {"amax", "exp", "sum", "log", "sub"}, "log_softmax" if "add" not in ops else "logsumexp"
-        )
+        guard = {"abs", "eq", "masked_fill"} if {"abs", "eq", "masked_fill"} <= present else set[str]()
+        name = "log_softmax" if "add" not in ops else "logsumexp"
+        rest = _fold_words(rest, {"amax", "exp", "sum", "log", "sub"} | guard, name)
     elif {"var", "rsqrt"} <= present or {"var", "sqrt"} <= present:
         rest = _fold_words(rest, {"mean", "var", "rsqrt", "sqrt", "sub", "mul", "add", "div"}, _norm_word(region))
     elif "rsqrt" in present and not present & REDUCTIONS and not region.products:

@@ -99,12 +99,12 @@ def update_lines(body: Body, group: Online) -> list[str]:
     """Take one block of the row into the maximum and the sums."""
     top, source = body.names[group.top.name], body.text(group.top.args[0], "float")
     masked = tidy(f'tl.where(col_mask, {source}, float("-inf"))')
-    power = tidy(f"exp({source} - {top}_shift)")
+    power = tidy(f"exp_below({source} - {top}_shift)")
     return [
         f"{top}_before = {top}",
         f"{top} = tl.maximum({top}, tl.max({masked}, axis=1)[:, None])",
         f'{top}_shift = tl.where(tl.abs({top}) == float("inf"), 0.0, {top})',
-        f"{top}_rescale = exp(tl.minimum({top}_before - {top}_shift, 0.0))",
+        f"{top}_rescale = exp_below({top}_before - {top}_shift)",
         *(
             f"{name}_part = {name}_part * {top}_rescale + tl.where(col_mask, {power}, 0.0)"
             for name in (body.names[node.name] for node in group.sums)
@@ -118,6 +118,6 @@ def end_lines(body: Body, group: Online) -> list[str]:
     lines = [f"{name} = tl.sum({name}_part, axis=1)[:, None]" for name in sums]
     first = next(iter(sums))
     lines.append(f"{top} = tl.where({first} == {first}, {top}, {first})  # NaN wins, as in torch")
-    if not group.guarded:
-        lines += [f'{name} = tl.where(tl.abs({top}) == float("inf"), float("nan"), {name})' for name in sums]
+    infinite, value = (f"{top}", "inf") if group.guarded else (f"tl.abs({top})", "nan")
+    lines += [f'{name} = tl.where({infinite} == float("inf"), float("{value}"), {name})' for name in sums]
     return [*lines, *(f"{name} = {name} / n_cols" for name, node in sums.items() if node.bare_op == "mean")]
