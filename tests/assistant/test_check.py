@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import xml.etree.ElementTree as ET
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from gym_service import GymService
 
 from drk.assistant.artefact import SourceFile, build_artefact
 from drk.assistant.check import Check, check_all, checks_json, decide, find_artefacts
@@ -246,6 +248,22 @@ def test_the_command_judges_for_real_and_a_broken_kernel_fails(committed, monkey
     assert "not checked: no GPU" in right["reason"]
     assert (wrong["status"], wrong["file"]) == ("wrong", "broken/model_kernels.py")
     assert len(wrong["notes"]) == 1
+
+
+@pytest.mark.skipif(importlib.util.find_spec("celery") is None, reason="needs the serve extra")
+@pytest.mark.slow
+def test_a_server_judges_what_is_committed(committed, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(committed.parent)
+    (committed.parent / "model_kernels.py").write_text(
+        committed.read_text().replace("* gain + offset", "* gain - offset")
+    )
+    with GymService("--insecure-local", "--seeds", "1") as service:
+        assert run(["check", "--gym", service.url, "--seeds", "1", "--format", "json"]) == 1
+        (wrong,) = json.loads(capsys.readouterr().out)["checks"]
+        assert (wrong["status"], wrong["target"]) == ("wrong", "ScaledSilu")
+    monkeypatch.setattr("drk.assistant.gym_address.PATIENCE_S", 0.1)
+    assert run(["check", "--gym", "http://127.0.0.1:1", "--format", "json"]) == 2
+    assert "does not answer" in json.loads(capsys.readouterr().out)["error"]["message"]
 
 
 def test_no_kernels_is_a_usage_error(tmp_path, monkeypatch, capsys) -> None:
