@@ -55,8 +55,9 @@ def build_pooling_region(nodes: list[Node], facts: Facts) -> Region | None:
         return None
     used = {name for node in nodes for name in node.inputs()}
     scalars = {name: value for name, value in facts.scalars.items() if name in used}
+    kind = "pool" if window.weight is None else "depthwise"
     return Region(
-        "pool", tuple(nodes), frame.shape, 0, late, outputs, scalars=scalars, window=window, pooled=early, order=order
+        kind, tuple(nodes), frame.shape, 0, late, outputs, scalars=scalars, window=window, pooled=early, order=order
     )
 
 

@@ -24,6 +24,7 @@ from drk.assistant.synth.algebra import thin_products
 from drk.assistant.synth.attention import write_attention
 from drk.assistant.synth.backward_sums import write_sums
 from drk.assistant.synth.body import KernelText
+from drk.assistant.synth.depthwise import write_depthwise
 from drk.assistant.synth.gathers import made_integers
 from drk.assistant.synth.graphed import NOTE, why_not_graphed
 from drk.assistant.synth.graphed_choice import with_graphs, without_docstring
@@ -201,6 +202,7 @@ _WRITERS = {
     "split": write_split,
     "pointwise": write_pointwise,
     "pool": write_pooling,
+    "depthwise": write_depthwise,
     "scan": write_scan,
     "sums": write_sums,
 }

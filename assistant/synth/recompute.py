@@ -24,7 +24,7 @@ from drk.gym.graph import Graph, Node, Pack, Ref, TensorMeta
 MAX_FLOPS = 48
 """Most arithmetic instructions for an element that are done once more for each further kernel."""
 ROUNDS = 4
-_READERS = frozenset({"row", "split", "pointwise", "pool"})
+_READERS = frozenset({"row", "split", "pointwise", "pool", "depthwise"})
 
 
 @dataclass(frozen=True)
