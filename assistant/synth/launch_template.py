@@ -21,8 +21,8 @@ import triton
 class Launch:
     """A kernel that remembers what Triton compiled, and starts that again for a launch like an earlier one.
 
-    Alike are launches on the same device with equal integers and constants, and tensors of the same types that are
-    aligned alike: Triton distinguishes no more. All others, and all of Triton's interpreter, are left to Triton.
+    Alike are launches on the same device with equal integers and constants and with tensors of the same types, all of
+    them aligned to 16 bytes: Triton distinguishes no more. The rest, and its interpreter's launches, are left to Triton.
     """
 
     def __init__(self, kernel: triton.JITFunction) -> None:
@@ -40,21 +40,22 @@ class Launch:
         """Launch; ``args`` are tensors and numbers, ``options`` the kernel's constants and ``num_warps``."""
         driver = triton.runtime.driver.active
         device = driver.get_current_device()
-        kinds = [
-            (arg.dtype, arg.data_ptr() % 16)
-            if isinstance(arg, torch.Tensor)
-            else arg
-            if type(arg) is int
-            else type(arg)
-            for arg in args
-        ]
-        key = (device, *options.values(), *kinds)
-        compiled, constants = self.known.get(key, (None, []))
+        kinds, bits = [device, *options.values()], 0
+        for arg in args:
+            if type(arg) is int:
+                kinds.append(arg)
+            elif isinstance(arg, torch.Tensor):
+                kinds.append(arg.dtype)
+                bits |= arg.data_ptr()
+            else:
+                kinds.append(type(arg))
+        key = tuple(kinds)
+        compiled, constants = (None, []) if bits % 16 else self.known.get(key, (None, []))
         if compiled is not None:
             compiled[(*grid, 1, 1)[:3]](*args, *constants, stream=driver.get_current_stream(device))
             return compiled
         compiled = self.kernel[grid](*args, **options)
-        if isinstance(compiled, triton.compiler.CompiledKernel):
+        if isinstance(compiled, triton.compiler.CompiledKernel) and bits % 16 == 0:
             if len(self.known) >= 64:  # sizes that change all the time
                 self.known.clear()
             self.known[key] = compiled, [options[name] for name in self.kernel.arg_names[len(args) :]]

@@ -16,6 +16,7 @@ cannot state; :func:`write_module` raises for them.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +27,11 @@ from drk.assistant.synth.graphed import ATTRIBUTE, IMPORTS, METHOD, graphed_call
 from drk.assistant.synth.launch import launch_parts
 from drk.assistant.synth.size_constants import size_constants
 from drk.assistant.synth.torch_source import torch_call
-from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State
+from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State, references
+
+_WEIGHTS = ("parameter", "buffer")
+_RESHAPING = frozenset({"reshape", "view", "_unsafe_view", "unsqueeze", "flatten"})
+"""Operators whose result, for contiguous tensors, lies where their input does, in the same order."""
 
 
 class UnsupportedGraph(Exception):
@@ -117,7 +122,7 @@ def _init(graph: Graph, *, graphed: bool) -> str:
 
 def _memory_formats(graph: Graph) -> dict[str, str]:
     """Memory format by state key, for weights that forward reads in another layout: they are kept in it."""
-    paths = {item.name: item.path for item in graph.placeholders if item.kind in ("parameter", "buffer")}
+    paths = {item.name: item.path for item in graph.placeholders if item.kind in _WEIGHTS}
     found: dict[str, str] = {}
     for node in graph.nodes:
         if node.bare_op == "contiguous" and isinstance(node.args[0], Ref) and node.args[0].name in paths:
@@ -220,16 +225,71 @@ def _body(graph: Graph, steps: Sequence[Step], names: Mapping[str, str]) -> list
     tensors = [item for item in graph.placeholders if item.kind == "input"]
     device = f"{table[tensors[0].name]}.device" if tensors else '"cuda"'
     lines: list[str] = []
+    bare = _bare_weights(graph, steps)
     for step in steps:
         if step.kernel is None:
             node = step.nodes[0]
+            if node.name in bare:
+                table[node.name] = table[bare[node.name]]
+                continue
             lines.append(f"{table[node.name]} = {torch_call(node, table, metas, device, sizes)}")
             continue
         results = ", ".join(table[name] for name in step.kernel.outputs)
         arguments = ", ".join(table[name] for name in step.kernel.inputs)
         lines.append(f"{results} = {step.kernel.name}({arguments})")
     lines += [f"{attribute(key)}.copy_({table[name]})" for key, name in graph.mutations.items()]
-    return [*lines, f"return {_structure(graph.output, table)}"]
+    lines.append(f"return {_structure(graph.output, table)}")
+    weights = [item for item in graph.placeholders if item.kind in _WEIGHTS]
+    return _read_once(lines, {attribute(item.path): names[item.name] for item in weights})
+
+
+def _bare_weights(graph: Graph, steps: Sequence[Step]) -> dict[str, str]:
+    """Reshaped vectors that need not be made, with the weights they are of: kernels only take their addresses."""
+    vectors = {
+        item.name
+        for item in graph.placeholders
+        if item.kind in _WEIGHTS and item.meta.contiguous and sum(size != 1 for size in item.meta.shape) < 2
+    }
+    takers: dict[str, list[KernelText | None]] = {}
+    for step in steps:
+        for name in {name for node in step.nodes for name in node.inputs()}:
+            takers.setdefault(name, []).append(step.kernel)
+    kept = {*references(graph.output), *graph.mutations.values()}
+    found = {}
+    for step in steps:
+        node = step.nodes[0]
+        if step.kernel is not None or node.bare_op not in _RESHAPING or node.name in kept:
+            continue
+        source = node.args[0].name if isinstance(node.args[0], Ref) else ""
+        if source in vectors and all(_takes_address(kernel, node.name) for kernel in takers.get(node.name, [])):
+            found[node.name] = source
+    return found
+
+
+def _takes_address(kernel: KernelText | None, value: str) -> bool:
+    """Whether a kernel's launcher does nothing with the tensor but pass it on."""
+    if kernel is None or value not in kernel.inputs:
+        return False
+    head, body = kernel.launcher.split("\n", 1)
+    parameter = head.split("(", 1)[1].split(", ")[kernel.inputs.index(value)].partition(":")[0]
+    return re.search(rf"\b{parameter}\b(?!,\n)", body) is None
+
+
+def _read_once(lines: Sequence[str], texts: Mapping[str, str]) -> list[str]:
+    """Bind attributes that ``lines`` read several times to names: each reading takes the host a microsecond or two.
+
+    ``texts`` are names by attributes' text.
+    """
+    found = list(lines)
+    for text, name in texts.items():
+        pattern = re.compile(rf"(?<![\w.]){re.escape(text)}(?![\w\[])")
+        using = [index for index, line in enumerate(found) if pattern.search(line)]
+        if sum(len(pattern.findall(line)) for line in found) > 1 and not any(
+            f"{text}.copy_(" in line for line in found
+        ):
+            found = [pattern.sub(name, line) for line in found]
+            found.insert(using[0], f"{name} = {text}")
+    return found
 
 
 def _placeholder_text(item: Placeholder) -> str:

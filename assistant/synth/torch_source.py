@@ -153,6 +153,8 @@ def _dynamic(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorMet
     if source not in metas or not isinstance(node.args[1], tuple):
         return node.args
     before, after = metas[source].shape, node.meta.shape
+    if names[source].startswith("self.") and node.bare_op != "expand":
+        return (node.args[0], after, *node.args[2:])  # a weight: its sizes are declared
     sizes = node.args[1] if node.bare_op == "expand" else _reshaped(before, after, names[source])
     return (node.args[0], sizes, *node.args[2:])
 

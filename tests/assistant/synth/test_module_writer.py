@@ -116,3 +116,52 @@ def test_large_values_made_in_forward_are_refused(graph_of):
 
     with pytest.raises(UnsupportedGraph, match="too large"):
         compile_graph(graph_of(Made().eval(), torch.randn(4, 100)), variants(graph_of(Made(), torch.randn(4, 100)))[0])
+
+
+class Normed(nn.Module):
+    """Weights that several operators read, and some that kernels only need the address of."""
+
+    def __init__(self):
+        super().__init__()
+        self.inner = nn.Sequential(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.SiLU())
+
+    def forward(self, x):
+        y = self.inner(x)
+        return y * self.inner[0].bias.view(6, 1, 1) + self.inner[0].bias.sum()
+
+
+def test_weights_are_read_once_and_not_reshaped_for_kernels(check):
+    module = Normed()
+    nn.init.normal_(module.inner[1].weight)
+    nn.init.normal_(module.inner[1].bias)
+    source = check(module, torch.randn(2, 4, 9, 7), calls=[[torch.randn(3, 4, 5, 6)]]).source
+    forward = source[source.index("def forward") :]
+    assert forward.count('self.inner._modules["0"].bias') == 1
+    assert "bias.reshape" not in forward
+    assert "weight.reshape" not in forward
+
+
+class Counted(nn.Module):
+    """Returns a weight's view, and changes a buffer that it reads twice."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(6))
+        self.register_buffer("seen", torch.zeros(6))
+
+    def forward(self, x):
+        y = (x * self.weight + self.seen).relu()
+        self.seen.add_(1.0)
+        return y * self.seen, self.weight.view(6, 1)
+
+
+def test_views_that_leave_and_buffers_that_change_are_made(graph_of, interpreter):
+    module = Counted().eval()
+    x = torch.randn(3, 6)
+    graph = graph_of(Counted().eval(), x)
+    source = compile_graph(graph, variants(graph)[0]).source
+    (first, second) = interpreter.run(source, module.state_dict(), [[x], [x]])
+    for outputs in (first, second):
+        for got, expected in zip(outputs, module(x), strict=True):
+            assert torch.allclose(got, expected, atol=1e-6)
+    assert torch.equal(interpreter.state["seen"], torch.full((6,), 2.0))
