@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from drk.gym.errors import BundleError
@@ -52,7 +53,7 @@ class TensorMeta:
         """Bytes of all elements once."""
         return self.numel * ITEM_BYTES.get(self.dtype, 4)
 
-    @property
+    @cached_property
     def contiguous(self) -> bool:
         """Whether the strides are those of a row-major tensor (dimensions of size 1 do not matter)."""
         expected = 1
@@ -123,7 +124,7 @@ class Node:
             raise BundleError(f"{self.name} ({self.op}) has no single tensor result")
         return self.metas[0]
 
-    @property
+    @cached_property
     def bare_op(self) -> str:
         """The operator without namespace and overload: ``aten.mul.Tensor`` is ``mul``."""
         parts = self.op.split(".")
@@ -131,6 +132,10 @@ class Node:
 
     def inputs(self) -> tuple[str, ...]:
         """Names of the values this node reads, in order, repeated ones once."""
+        return self._inputs
+
+    @cached_property  # planners ask very often
+    def _inputs(self) -> tuple[str, ...]:
         return tuple(dict.fromkeys([*references(self.args), *references(tuple(self.kwargs.values()))]))
 
 

@@ -61,10 +61,11 @@ def why_not_graphed(graph: Graph, rewritten: Graph) -> str:
     keys = {item.key.split(".")[0] for item in graph.state}
     if keys & {ATTRIBUTE, METHOD}:
         return f"it has a part called {' or '.join(sorted(keys & {ATTRIBUTE, METHOD}))}"
+    metas = rewritten.metas()
     for node in rewritten.nodes:
         if draws(node):
             return f"{node.op} draws random numbers"
-        if node.bare_op in _SYNCHRONISING or _is_masked(node, rewritten.metas()):
+        if node.bare_op in _SYNCHRONISING or _is_masked(node, metas):
             return f"{node.op} needs values on the host"
     if any(_is_given(name, rewritten) for name in references(rewritten.output)):
         return "it returns an input or a weight, or a view of one"

@@ -46,6 +46,10 @@ class _Planner:
     rules: Rules
     group: dict[str, int] = field(default_factory=dict)
     members: dict[int, list[Node]] = field(default_factory=dict)
+    refused: set[tuple[int, int, int, int]] = field(default_factory=set)
+    """Pairs of groups, each with its size (which only grows), that no kernel can compute together."""
+    following: dict[int, set[int]] = field(default_factory=dict)
+    preceding: dict[int, set[int]] = field(default_factory=dict)
 
     def run(self) -> list[Region]:
         nodes = {node.name: node for node in self.graph.nodes}
@@ -56,6 +60,7 @@ class _Planner:
         taken = frozenset(name for core in cores for name in core.names)
         fusible = {node.name for node in self.graph.nodes if node.name not in taken and self._fusible(node)}
         self._take_flips(fusible)
+        self._connect()
         changed = True
         while changed:
             changed = False
@@ -102,13 +107,13 @@ class _Planner:
             return False
         if product_of(node, self.facts.metas) is not None:
             return self.rules.matmul
+        if pixel_product(node, self.facts.metas) is not None and self.rules.pixels:
+            return True
         if reduced_dims(node, self.facts.metas) is not None:
             return self.rules.row
         window = window_of(node, self.facts.metas)
         if window is not None:
             return self.rules.pool if window.weight is None else self.rules.depthwise
-        if pixel_product(node, self.facts.metas) is not None and self.rules.pixels:
-            return True
         if node.name in self.facts.bands:
             return self.rules.matmul
         if is_scan(node, self.facts.metas):
@@ -119,41 +124,54 @@ class _Planner:
             return False  # a parameter is kept in that layout
         return (self.rules.pointwise or self.rules.row or self.rules.matmul) and is_pointwise(node, self.facts.metas)
 
-    def _merge(self, left: int, right: int) -> bool:
-        if left == right:
-            return False
-        union = sorted(self.members[left] + self.members[right], key=lambda node: self.facts.order[node.name])
-        if build(union, self.facts, self.rules) is None or self._returns(left, right):
     def _is_product(self, node: Node) -> bool:
         if product_of(node, self.facts.metas) is not None:
             return True
         return self.rules.pixels and pixel_product(node, self.facts.metas) is not None
 
+    def _connect(self) -> None:
+        """Note which groups read what others make."""
+        self.following = {group: set() for group in self.members}
+        self.preceding = {group: set() for group in self.members}
+        for node in self.graph.nodes:
+            for user in self.facts.users[node.name]:
+                if user != "output" and self.group[user] != self.group[node.name]:
+                    self.following[self.group[node.name]].add(self.group[user])
+                    self.preceding[self.group[user]].add(self.group[node.name])
+
+    def _merge(self, left: int, right: int) -> bool:
+        pair = (left, len(self.members[left]), right, len(self.members[right]))
+        if left == right or pair in self.refused or self._returns(left, right):
+            return False
+        union = sorted(self.members[left] + self.members[right], key=lambda node: self.facts.order[node.name])
+        if build(union, self.facts, self.rules) is None:
+            self.refused.add(pair)
             return False
         self.members[left] = union
         for node in self.members.pop(right):
             self.group[node.name] = left
+        for ways, back in ((self.following, self.preceding), (self.preceding, self.following)):
+            for other in ways.pop(right):
+                back[other].discard(right)
+                if other != left:
+                    ways[left].add(other)
+                    back[other].add(left)
         return True
 
     def _returns(self, left: int, right: int) -> bool:
         """Whether a path leaves the union of two groups and comes back."""
         union = {left, right}
-        pending = [group for start in union for group in self._next(start) if group not in union]
+        pending = list((self.following[left] | self.following[right]) - union)
         seen: set[int] = set()
         while pending:
             group = pending.pop()
             if group in seen:
                 continue
             seen.add(group)
-            following = self._next(group)
-            if following & union:
+            if self.following[group] & union:
                 return True
-            pending.extend(following)
+            pending.extend(self.following[group])
         return False
-
-    def _next(self, group: int) -> set[int]:
-        users = {user for node in self.members[group] for user in self.facts.users[node.name] if user != "output"}
-        return {self.group[user] for user in users} - {group}
 
 
 def plan(graph: Graph, rules: Rules) -> list[Region]:

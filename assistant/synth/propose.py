@@ -20,24 +20,22 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from drk.assistant.synth.algebra import thin_products
 from drk.assistant.synth.attention import write_attention
 from drk.assistant.synth.backward_sums import write_sums
 from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.depthwise import write_depthwise
 from drk.assistant.synth.gathers import made_integers
 from drk.assistant.synth.graphed import NOTE, why_not_graphed
-from drk.assistant.synth.graphed_choice import with_graphs, without_docstring
-from drk.assistant.synth.layouts import channels_last, is_convolution, without_conv_bias
+from drk.assistant.synth.graphed_choice import starting_us, with_graphs, without_docstring
+from drk.assistant.synth.layouts import is_convolution
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
-from drk.assistant.synth.pointwise import BLOCKS, Block, write_pointwise
 from drk.assistant.synth.pixel_region import sees_one_pixel
+from drk.assistant.synth.plans import Memo
+from drk.assistant.synth.pointwise import BLOCKS, Block, write_pointwise
 from drk.assistant.synth.pooling import write_pooling
-from drk.assistant.synth.recompute import planned_with_recomputing
 from drk.assistant.synth.regions import Region, Rules, product_of
-from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.row_reduction import write_row
 from drk.assistant.synth.scan import write_scan
 from drk.assistant.synth.split_reduction import write_split
@@ -75,7 +73,8 @@ class Written:
 class Compiled:
     """A variant's source with the kernels in it, and a note that says how it was made.
 
-    ``written`` holds what the source was written from; ``launches`` counts kernels and operators that one call starts.
+    ``written`` holds what the source was written from; ``launches`` counts kernels and operators that one call starts,
+    and ``host_us`` is about what starting them takes.
     """
 
     source: str
@@ -83,22 +82,22 @@ class Compiled:
     regions: tuple[Region, ...]
     note: str = ""
     launches: int = 0
+    host_us: float = 0.0
     written: Written | None = None
 
 
-def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132) -> Compiled:
-    """Return the module that ``variant`` makes of ``graph``.
+def compile_graph(
+    graph: Graph, variant: Variant, *, multiprocessors: int = 132, memo: Memo[Variant, Compiled] | None = None
+) -> Compiled:
+    """Return the module that ``variant`` makes of ``graph``; ``memo`` remembers plans of this graph.
 
     Raises:
         UnsupportedGraph: nothing can be fused, or the graph cannot be written as a module.
     """
-    thin = thin_products(graph)
-    if len(thin.nodes) > len(graph.nodes):
+    plan = (memo or Memo(graph, multiprocessors)).plan(variant.rules, channels_last=variant.channels_last)
+    rewritten, planned = plan.graph, plan.regions
+    if plan.thin:
         variant = replace(variant, note=f"{variant.note}; algebra: a summed product is a thin one")
-    rewritten = rewrite(without_conv_bias(thin), by_channel=True, channels_last=variant.channels_last)
-    if variant.channels_last:
-        rewritten = channels_last(rewritten)
-    rewritten, planned = planned_with_recomputing(rewritten, variant.rules)
     names = value_names(rewritten)
     possible = [region for region in planned if region.outputs or region.attention]
     regions = [region for region in possible if region.kind != "pointwise" or len(region.nodes) > 1] or possible
@@ -112,7 +111,8 @@ def compile_graph(graph: Graph, variant: Variant, *, multiprocessors: int = 132)
     source = write_module(rewritten, steps, names, _summary(kernels, variant), exact_shapes=variant.exact_shapes)
     launches = sum(step.kernel is not None or step.nodes[0].bare_op not in VIEWS for step in steps)
     written = Written(graph, rewritten, tuple(steps), names, variant)
-    return Compiled(source, kernels, tuple(regions), variant.note, launches, written)
+    host_us = starting_us(step.nodes[0] if step.kernel is None else None for step in steps)
+    return Compiled(source, kernels, tuple(regions), variant.note, launches, host_us, written)
 
 
 def in_cuda_graph(compiled: Compiled) -> Compiled | None:
@@ -210,12 +210,12 @@ _WRITERS = {
 
 def _tile(region: Region, metas: Any, variant: Variant, multiprocessors: int) -> Tile:
     product = region.products[0]
+    channels, inner = metas[product.left].shape[:2] if product.of_pixels else (1, metas[product.left].shape[-1])
+    rows = channels if product.of_pixels else math.prod(region.shape[:-1])
     tiles = ranked_tiles(
         rows,
         math.prod(region.shape) // rows,
         inner,
-    channels, inner = metas[product.left].shape[:2] if product.of_pixels else (1, metas[product.left].shape[-1])
-    rows = channels if product.of_pixels else math.prod(region.shape[:-1])
         half=product.node.meta.dtype != "float32",
         pair=len(region.products) > 1,
         multiprocessors=multiprocessors,
@@ -257,6 +257,9 @@ class BuiltinProposer:
 
     name = "builtin"
 
+    def __init__(self) -> None:
+        self._memo: Memo[Variant, Compiled] | None = None
+
     def propose(
         self,
         graph: Graph,
@@ -277,12 +280,15 @@ class BuiltinProposer:
             without_docstring(turn.candidate.source) for turn in history if getattr(turn, "candidate", None) is not None
         }
         found: list[Candidate] = []
-        blamed = blamed_nodes(graph, history, multiprocessors)
+        memo = self._memo
+        if memo is None or memo.graph is not graph or memo.multiprocessors != multiprocessors:
+            memo = self._memo = Memo(graph, multiprocessors)
+        blamed = blamed_nodes(graph, history, multiprocessors, memo)
         again = (
             [replace(item, rules=replace(item.rules, excluded=blamed)) for item in variants(graph)] if blamed else []
         )
         first = [replace(item, exact_shapes=True) for item in variants(graph)] if wrong_elsewhere(history) else []
-        plain = Forms(graph, [*first, *variants(graph), *again], multiprocessors)
+        plain = Forms(memo, [*first, *variants(graph), *again])
         for compiled in with_graphs(plain, in_cuda_graph, graph, history, hardware) if graphs else plain:
             code = without_docstring(compiled.source)
             if code in tried:
@@ -297,24 +303,21 @@ class BuiltinProposer:
 class Forms:
     """What variants of one graph compile to, those that do; each is compiled when it is first asked for, and once."""
 
-    def __init__(self, graph: Graph, variants: Sequence[Variant], multiprocessors: int) -> None:
-        self._graph = graph
+    def __init__(self, memo: Memo[Variant, Compiled], variants: Sequence[Variant]) -> None:
+        self._memo = memo
         self._variants = variants
-        self._multiprocessors = multiprocessors
-        self._made: list[Compiled | None] = []
 
     def __iter__(self) -> Iterator[Compiled]:
         """Yield the compiled variants in order."""
-        for place, variant in enumerate(self._variants):
-            if place == len(self._made):
-                self._made.append(self._compiled(variant))
-            made = self._made[place]
+        for variant in self._variants:
+            made = self._memo.compiled(variant, self._compiled)
             if made is not None:
                 yield made
 
     def _compiled(self, variant: Variant) -> Compiled | None:
+        memo = self._memo
         try:
-            return compile_graph(self._graph, variant, multiprocessors=self._multiprocessors)
+            return compile_graph(memo.graph, variant, multiprocessors=memo.multiprocessors, memo=memo)
         except UnsupportedGraph:
             return None
 
@@ -325,15 +328,18 @@ def wrong_elsewhere(history: Sequence[Any]) -> bool:
     return any(flag.kind == "shape-wrong" for verdict in verdicts for flag in getattr(verdict, "flags", ()))
 
 
-def blamed_nodes(graph: Graph, history: Sequence[Any], multiprocessors: int = 132) -> frozenset[str]:
+def blamed_nodes(
+    graph: Graph, history: Sequence[Any], multiprocessors: int = 132, memo: Memo[Variant, Compiled] | None = None
+) -> frozenset[str]:
     """Names of the nodes whose kernels hold the line at which candidates of this proposer failed."""
     blamed: set[str] = set()
+    forms = Forms(memo or Memo(graph, multiprocessors), variants(graph))
     for turn in history:
         error = getattr(getattr(turn, "verdict", None), "error", None)
         if error is None or error.line is None:
             continue
         kernel = _kernel_at(turn.candidate.source, error.line)
-        for compiled in Forms(graph, variants(graph), multiprocessors):
+        for compiled in forms:
             if without_docstring(compiled.source) == without_docstring(turn.candidate.source):
                 outputs = {name for item in compiled.kernels if item.name == kernel for name in item.outputs}
                 blamed |= {name for region in compiled.regions if region.names & outputs for name in region.names}
@@ -378,7 +384,9 @@ def variants(graph: Graph) -> list[Variant]:
     ]
     if any(is_convolution(node) for node in graph.nodes):
         depthwise = any((w := window_of(node, metas)) is not None and w.weight is not None for node in graph.nodes)
+        pixels = [sees_one_pixel(node, metas) for node in graph.nodes if is_convolution(node)]
         found = _convolution_variants(library, full if has_product else None)
+        found = [*_pixel_variants(full if has_product else library, pixels), *found] if any(pixels) else found
         by_library = [replace(item, rules=replace(item.rules, depthwise=False)) for item in found[:2]]
         by_library = [replace(item, note=f"{item.note}, depthwise ones too") for item in by_library]
         return [*found[:2], *by_library, *found[2:]] if depthwise else found
@@ -388,19 +396,7 @@ def variants(graph: Graph) -> list[Variant]:
         return [plain[0], *fused, *plain[1:]]
     return [*fused[:2], plain[0], *fused[2:], *plain[1:]]
 
-        pixels = [sees_one_pixel(node, metas) for node in graph.nodes if is_convolution(node)]
 
-        found = [*_pixel_variants(full if has_product else library, pixels), *found] if any(pixels) else found
-def _convolution_variants(library: Rules, full: Rules | None) -> list[Variant]:
-    """Both layouts of the convolutions; ``full`` are the rules with products where the graph has some."""
-    note = "Convolutions by the library, everything around them fused"
-    last = f"{note}, channels last"
-    found = [
-        Variant(library, last, channels_last=True),
-        Variant(library, note),
-        Variant(library, f"{last}, larger blocks", 0, BLOCKS[1], channels_last=True),
-        Variant(library, f"{last}, largest blocks", 0, BLOCKS[2], channels_last=True),
-        Variant(library, f"{note}, larger blocks", 0, BLOCKS[1]),
 def _pixel_variants(rules: Rules, pixels: Sequence[bool]) -> list[Variant]:
     """Convolutions that see one pixel (true in ``pixels``) as products: in both layouts where others need one."""
     rules = replace(rules, pixels=True)
@@ -412,6 +408,16 @@ def _pixel_variants(rules: Rules, pixels: Sequence[bool]) -> list[Variant]:
     return [Variant(rules, last, channels_last=True), plain[0]]
 
 
+def _convolution_variants(library: Rules, full: Rules | None) -> list[Variant]:
+    """Both layouts of the convolutions; ``full`` are the rules with products where the graph has some."""
+    note = "Convolutions by the library, everything around them fused"
+    last = f"{note}, channels last"
+    found = [
+        Variant(library, last, channels_last=True),
+        Variant(library, note),
+        Variant(library, f"{last}, larger blocks", 0, BLOCKS[1], channels_last=True),
+        Variant(library, f"{last}, largest blocks", 0, BLOCKS[2], channels_last=True),
+        Variant(library, f"{note}, larger blocks", 0, BLOCKS[1]),
         Variant(library, f"{note}, more warps", 0, BLOCKS[3]),
     ]
     if full is None:

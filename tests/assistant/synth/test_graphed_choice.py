@@ -8,9 +8,20 @@ from torch import nn
 from drk.assistant.episode import Turn
 from drk.assistant.proposers import BuiltinProposer as LoopProposer
 from drk.assistant.proposers import ProposeContext
-from drk.assistant.synth import BuiltinProposer
+from drk.assistant.synth import BuiltinProposer, plans
 from drk.assistant.synth.graphed import is_graphed
-from drk.assistant.synth.graphed_choice import launch_bound, measured_us, seems_launch_bound
+from drk.assistant.synth.graphed_choice import (
+    CLEARLY,
+    CONVOLUTION_US,
+    KERNEL_US,
+    OPERATOR_US,
+    UNSURE,
+    launch_bound,
+    launch_excess,
+    measured_us,
+    starting_us,
+)
+from drk.assistant.synth.propose import Compiled
 from drk.gym.devices import device_facts
 from drk.gym.schema import Candidate, KernelRow, Latency, Task, Verdict
 
@@ -50,14 +61,58 @@ def test_a_small_module_has_its_first_candidate_in_a_graph_second(small):
     assert [one.source for one in propose(small, graphs=False)] == [one.source for one in found if one is not found[1]]
 
 
+def form(launches, host_us):
+    return Compiled("", (), (), launches=launches, host_us=host_us)
+
+
 def test_the_estimate(small, wide, graph_of):
-    assert seems_launch_bound(small, 4, H200)
-    assert not seems_launch_bound(small, 1, H200)  # the copies cost as much as one launch
-    assert not seems_launch_bound(wide, 2, H200)
+    assert launch_excess(small, form(4, 80.0), H200) >= CLEARLY
+    assert launch_excess(small, form(1, 80.0), H200) == 0.0  # the copies cost as much as one launch
+    assert launch_excess(small, form(2, 20.0), H200) == 0.0  # and a replay what two cheap ones do
+    assert 0.0 < launch_excess(wide, form(2, 25.0), H200) < launch_excess(small, form(2, 25.0), H200)
     table = Function(lambda s, i: s.table(i) * 2 + 1, table=nn.Embedding(100_000, 64))
-    assert seems_launch_bound(graph_of(table, torch.arange(32)), 2, H200)  # it reads 32 rows, not the whole table
-    large = Function(lambda _, x: x[:1].exp() * 2)
-    assert not seems_launch_bound(graph_of(large, torch.zeros(2049, 1024)), 9, H200)
+    rows = graph_of(table, torch.arange(32))
+    assert launch_excess(rows, form(2, 40.0), H200) == 2.0  # it reads 32 rows, not the whole table
+
+
+def test_inputs_are_weighed_by_what_their_copy_takes(graph_of):
+    """51 MB in and 51 MB out, copied, cost about 40 us: little beside many launches, much beside two."""
+    large = graph_of(Function(lambda _, x: x.exp()), torch.zeros(12_800, 1000))
+    assert launch_excess(large, form(9, 260.0), H200) > 3.0
+    assert launch_excess(large, form(2, 40.0), H200) < 1.0 / UNSURE * 2
+
+
+def test_what_starting_costs(graph_of):
+    net = Function(lambda s, x: s.conv(x).relu().flatten(1), conv=nn.Conv2d(3, 4, 3))
+    nodes = graph_of(net, torch.randn(2, 3, 8, 8)).nodes
+    assert [node.bare_op for node in nodes] == ["conv2d", "relu", "flatten"]
+    assert starting_us([None, *nodes]) == KERNEL_US + CONVOLUTION_US + OPERATOR_US
+
+
+@pytest.mark.parametrize(("steps", "order"), [(3, "pG"), (40, "Gp")])
+def test_a_loop_of_many_small_operators_has_its_graph_first(graph_of, steps, order):
+    def forward(module, x):
+        state = x[:, 0] * 0
+        for step in range(steps):
+            state = module.mix(state.tanh() * x[:, step]) - state
+        return state
+
+    loop = graph_of(Function(forward, mix=nn.Linear(16, 16)), torch.randn(4, 40, 16))
+    found = BuiltinProposer().propose(loop, hardware=H200, limit=2, graphs=True)
+    assert shapes(found) == order
+
+
+def test_a_second_call_plans_nothing_again(small, monkeypatch):
+    proposer = BuiltinProposer()
+    first = proposer.propose(small, hardware=H200, limit=3, graphs=True)
+    history = [turn(first[0], 70.0, 60.0)]
+    fresh = BuiltinProposer().propose(small, hardware=H200, history=history, limit=2, graphs=True)
+    made = []
+    real = plans.plan_graph
+    monkeypatch.setattr(plans, "plan_graph", lambda *args, **options: made.append(args) or real(*args, **options))
+    assert proposer.propose(small, hardware=H200, limit=3, graphs=True) == first
+    assert proposer.propose(small, hardware=H200, history=history, limit=2, graphs=True) == fresh
+    assert made == []
 
 
 def test_a_launch_bound_verdict_puts_its_candidate_in_a_graph_next(wide):
