@@ -20,7 +20,7 @@ from drk.assistant.search import Found
 from drk.gym.devices import DeviceFacts
 from drk.gym.graph import Graph
 from drk.gym.graph_cost import graph_cost
-from drk.gym.schema import RUNGS, SCHEMA_VERSION, Task
+from drk.gym.schema import RUNGS, SCHEMA_VERSION, Task, Verdict
 from drk.gym.wire import candidate_id, candidate_to_json, task_id, verdict_to_json
 
 OutcomeStatus = Literal["optimised", "unmeasured", "no-win", "failed"]
@@ -77,6 +77,13 @@ def _judge_best(best: Turn) -> tuple[OutcomeStatus, str]:
         return "optimised", describe_gain(verdict)
     kind = "slower than the baseline" if interval.high < 1.0 else "no significant difference"
     return "no-win", f"{kind}: the best accepted candidate is {describe_gain(verdict)}"
+
+
+def is_win(verdict: Verdict) -> bool:
+    """Say whether a candidate is an answer: accepted and, where a GPU measured it, faster than every baseline."""
+    interval = headline_interval(verdict)
+    faster = interval is not None and interval.low > 1.0
+    return is_usable(verdict) and (faster or verdict.evidence != "gpu")
 
 
 def _count(episode: Episode) -> str:

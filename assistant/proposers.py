@@ -31,6 +31,7 @@ from drk.gym.wire import candidate_id
 
 if TYPE_CHECKING:
     from drk.assistant.llm.model_settings import ModelSettings
+    from drk.assistant.synth import BuiltinProposer as FusionCompiler
 
 
 @dataclass(frozen=True)
@@ -76,6 +77,9 @@ class BuiltinProposer:
     name = "builtin"
     ordered = True
 
+    def __init__(self) -> None:
+        self._compiler: FusionCompiler | None = None  # it remembers what it compiled, which changes no answer
+
     async def propose(self, context: ProposeContext) -> list[Candidate]:
         """Return the compiler's next variants that were not judged yet; where gradients are judged, with theirs."""
         if context.graph is None:
@@ -84,7 +88,8 @@ class BuiltinProposer:
             return await asyncio.to_thread(_training_candidates, context.graph, context)
         from drk.assistant.synth import BuiltinProposer as FusionCompiler  # large, and only this proposer needs it
 
-        compiler, graph = FusionCompiler(), context.graph
+        compiler, graph = self._compiler or FusionCompiler(), context.graph
+        self._compiler = compiler
         limit = context.limit + len(context.history)
         found = await asyncio.to_thread(
             compiler.propose,

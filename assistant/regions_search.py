@@ -1,9 +1,11 @@
 """Searches the regions of a large module one by one; each win is judged alone, then all of them in the whole module.
 
-:class:`RegionsProposer` stands before another proposer. Its first call records how the module's parts are called, picks
-regions (:mod:`drk.assistant.regions_choice`), runs a search of its own for each of them in ``regions/<n>-<path>/`` of
-the run folder, and offers one candidate for the whole module that holds all wins, then smaller sets where that is not
-accepted. Afterwards the other proposer goes on with the whole module, where its graph is known.
+:class:`RegionsProposer` stands before another proposer, which begins wherever the whole module was captured. A large
+module is cut where the first step brought no win, any other where no candidate was right; one that could not be
+captured is cut at once, and so is one whose candidates hold more kernels than could be compiled in a sensible time.
+Cutting records how the module's parts are called, picks regions (:mod:`drk.assistant.regions_choice`), runs a search of
+its own for each of them in ``regions/<n>-<path>/`` of the run folder, and offers one candidate for the whole module
+that holds all wins, then smaller sets where that is not accepted. Afterwards the other proposer goes on with the whole.
 
 What was found is kept in ``regions.json``; a resumed run reads it, or goes on with the regions' own journals.
 
@@ -15,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -24,12 +26,12 @@ from drk.assistant.artefact_regions import RegionWin
 from drk.assistant.budget import Budget
 from drk.assistant.episode import Turn, is_usable
 from drk.assistant.events import Event, make_event
-from drk.assistant.outcome import decide
+from drk.assistant.outcome import decide, is_win
 from drk.assistant.proposers import ProposeContext, Proposer, reads_hotspots
 from drk.assistant.regions_choice import MAX_REGIONS, Region, below, choose_regions, read_parts
 from drk.assistant.regions_source import RegionSource, compose
 from drk.assistant.runs import Run
-from drk.assistant.search import Judge, Search
+from drk.assistant.search import USER, Judge, Search
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.errors import BundleError, TaskError
 from drk.gym.graph import Graph, graph_from_json
@@ -40,9 +42,14 @@ NAME = "regions"
 FOLDER = "regions"
 RESULT = "regions.json"
 LARGE_NODES = 120
-"""A graph with more operations than this is cut into regions first."""
+"""A graph with more operations than this is cut into regions where the first whole candidates bring no win."""
+FIRST_STEP = 2
+"""How many candidates for such a graph are judged before: each takes long to write and to compile."""
+MAX_WHOLE_KERNELS = 64
+"""A candidate with more kernels than this is not judged before the regions: its first call compiles them all."""
 TIME_SHARE = 0.6
 """What regions may take of the time budget; the rest is for the whole module."""
+_KERNEL = "@triton.jit"
 
 
 class PartsGym(Judge, Protocol):
@@ -112,9 +119,14 @@ class RegionsProposer:
 
     async def propose(self, context: ProposeContext) -> list[Candidate]:
         """Return the next whole candidate that was not judged, else the other proposer's."""
-        cut_first = needs_regions(context.task, context.graph)
+        if is_large(context.task, context.graph) and _is_first(context):
+            first = await self._then.propose(replace(context, limit=min(FIRST_STEP, context.limit)))
+            if first and all(one.source.count(_KERNEL) <= MAX_WHOLE_KERNELS for one in first):
+                return first
+        cut_first = needs_regions(context.task, context.graph, context.history)
         offered = [] if cut_first else await self._from_then(context)
-        if offered or any(is_usable(turn.verdict) for turn in context.history):
+        whole_is_right = not cut_first and any(is_usable(turn.verdict) for turn in context.history)
+        if offered or whole_is_right:
             return offered
         composed = [turn for turn in context.history if turn.candidate.proposer == NAME]
         if not any(is_usable(turn.verdict) for turn in composed):
@@ -188,9 +200,24 @@ class RegionsProposer:
         self._work.tell(make_event("note", text=text))
 
 
-def needs_regions(task: Task, graph: Graph | None) -> bool:
-    """Say whether a module is cut first: it could not be captured, or its graph is large. Functions have no parts."""
-    return task.target_kind != "function" and (graph is None or len(graph.nodes) > LARGE_NODES)
+def is_large(task: Task, graph: Graph | None) -> bool:
+    """Say whether a module was captured and has many operations. Functions have no parts."""
+    return task.target_kind != "function" and graph is not None and len(graph.nodes) > LARGE_NODES
+
+
+def _is_first(context: ProposeContext) -> bool:
+    """Say whether nothing but a user's candidates was proposed so far; history lacks what could not be judged."""
+    by_user = any(turn.candidate.proposer == USER for turn in context.history)
+    others = any(turn.candidate.proposer != USER for turn in context.history)
+    return not others and context.turn <= 1 + by_user
+
+
+def needs_regions(task: Task, graph: Graph | None, history: Sequence[Turn] = ()) -> bool:
+    """Say whether a module is cut now: it could not be captured, or it is large and nothing whole was a win so far."""
+    if task.target_kind == "function":
+        return False
+    whole = [turn for turn in history if turn.candidate.proposer != NAME]
+    return graph is None or (is_large(task, graph) and not any(is_win(turn.verdict) for turn in whole))
 
 
 def whole_candidates(wins: list[Won]) -> list[Candidate]:
