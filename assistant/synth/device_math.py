@@ -191,13 +191,13 @@ def high_bits(x):
     "log2_parts": '''
 @triton.jit
 def log2_parts(x):
-    """log2(x) of a positive x as (the 12 leading bits, the rest), good to about 2**-29: twice the atanh of z."""
-    tiny = x < 1.17549435e-38
-    x = tl.where(tiny, x * 16777216.0, x)
-    bits = x.to(tl.int32, bitcast=True)
+    """log2(x) for x >= 0 as (the 12 leading bits, the rest), good to about 2**-29; +-3e38 for infinity and 0."""
+    tiny = x < 1.1754944e-38
+    bits = tl.where(tiny, x * 16777216.0, x).to(tl.int32, bitcast=True)
     e = (bits - 0x3F3504F3) >> 23
     m = (bits - (e << 23)).to(tl.float32, bitcast=True)  # sqrt(1/2) to sqrt(2)
-    e = (tl.where(tiny, e - 24, e)).to(tl.float32)
+    exponent = e.to(tl.float32) - tl.where(tiny, 24.0, 0.0)
+    # log(m) = 2 atanh(z) with z = (m - 1) / (m + 1) in two parts.
     f = m - 1.0
     d = m + 1.0
     d_high = high_bits(d)
@@ -211,41 +211,39 @@ def log2_parts(x):
     p = p * s + 0.142857143
     p = p * s + 0.2
     p = p * s + 0.333333333
-    # 2 / log(2) in two parts, the first of 12 bits.
-    top = z_high * 2.884765625
+    top = z_high * 2.884765625  # the 12 leading bits of 2 / log(2)
     rest = z_rest * 2.88539008 + (z_high * 6.24456e-4 + z * 2.88539008 * (s * p))
-    total = e + top
+    total = exponent + top
     high = high_bits(total + rest)
-    return high, ((total - high) + (top - (total - e))) + rest
+    rest = ((total - high) + (top - (total - exponent))) + rest
+    return tl.where(x == 0.0, -3.0e38, tl.where(x == float("inf"), 3.0e38, high)), rest
 ''',
     "power": '''
 @triton.jit
 def power(x, y):
     """x**y as C and PyTorch define it: 1 where y is 0 or x is 1, NaN for negative x and an y that is no integer."""
     x, y = tl.broadcast(tl.cast(x, tl.float32), tl.cast(y, tl.float32))
-    size = tl.abs(x)
-    high, rest = log2_parts(size)
-    bounded = tl.where(y > 1.0e10, 1.0e10, tl.where(y < -1.0e10, -1.0e10, y))
+    high, rest = log2_parts(tl.abs(x))
+    size = tl.minimum(tl.maximum(tl.abs(y), 1.0e-30), 1.0e10)
+    bounded = tl.where(y < 0.0, -size, size)
     y_high = high_bits(bounded)
     top = y_high * high
     low = (bounded - y_high) * high + bounded * rest
-    k = tl.floor(top + low + 0.5)
-    r = (top - k) + low
+    near = (top + low) + 12582912.0  # the sum's nearest integer k stands in the last bits
+    r = (top - (near - 12582912.0)) + low
     p = r * 1.5252734e-5 + 1.5403530e-4
     p = p * r + 1.33335581e-3
     p = p * r + 9.61812911e-3
     p = p * r + 5.55041087e-2
     p = p * r + 2.40226507e-1
     p = p * r + 6.93147181e-1
-    k = tl.where(k > 200.0, 200.0, tl.where(k < -200.0, -200.0, k))
-    half = tl.floor(k * 0.5)
-    result = (1.0 + p * r) * tl.exp2(half) * tl.exp2(k - half)
-    result = tl.where(k >= 129.0, float("inf"), tl.where(k < -150.0, 0.0, result))
-    edge = (size == 0.0) | (size == float("inf"))
-    result = tl.where(edge, tl.where((size == 0.0) == (y < 0.0), float("inf"), 0.0), result)
+    bits = (p * r + 1.0).to(tl.int32, bitcast=True) + (near.to(tl.int32, bitcast=True) << 23)
+    result = tl.where(top + low < -126.0, 0.0, bits.to(tl.float32, bitcast=True))
+    result = tl.where(top + low >= 128.0, float("inf"), result)
     whole = tl.floor(y) == y
     odd = whole & (tl.floor(y * 0.5) * 2.0 != y)
-    negative = tl.where(odd, result * -1.0, tl.where(whole | edge, result, float("nan")))
+    special = (x == 0.0) | (x == float("-inf"))
+    negative = tl.where(odd, result * -1.0, tl.where(whole | special, result, float("nan")))
     result = tl.where(x.to(tl.int32, bitcast=True) < 0, negative, result)
     result = tl.where((x != x) | (y != y), float("nan"), result)
     return tl.where((y == 0.0) | (x == 1.0), 1.0, result)

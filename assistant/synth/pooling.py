@@ -1,16 +1,19 @@
-"""Writes kernels for pooling and depthwise convolution: each program computes ``BLOCK`` results from their windows.
+"""Writes kernels for pooling and depthwise convolution: each program computes a tile of results from their windows.
 
-Windows are unrolled; overlapping ones read their common elements from the L1 cache. The walk over results is
-channels-last where the result is. Indices are split into the result's dimensions once per element, the pooled
-tensor is read by its own strides, so that no layout has to be made.
+A tile's columns follow the innermost dimension in memory, its rows the next one; the dimensions outside those are
+walked flat. So a tile's own place costs a few divisions for each program and none for an element, a warp reads
+neighbouring elements, and what windows share comes from the L1 cache. Tiles are as wide as leaves the fewest lanes
+empty. Windows are unrolled; the pooled tensor is read by its own strides, so that no layout has to be made (images and
+channels of row-major ones are one dimension).
 
 Left out: sharing of partial windows between neighbouring results, which pays for large windows only.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from drk.assistant.synth.body import Body, KernelText, tidy
 from drk.assistant.synth.domain import Operand, index_lines, stride_arguments
@@ -32,6 +35,41 @@ from drk.gym.graph import Ref, TensorMeta
 
 UNROLLED = 64
 """Largest window that is unrolled."""
+WIDTHS = (64, 32, 16, 8)
+"""Widths of tiles: the launcher takes the one with the fewest empty lanes and edges."""
+HEIGHTS = (16, 8, 4, 2, 1)
+"""Heights of tiles, likewise; what is left of a program's elements goes to further images, channels or rows."""
+_KEEPS_ZERO = frozenset(
+    {"relu", "relu6", "abs", "neg", "tanh", "silu", "gelu", "leaky_relu", "sqrt", "hardswish", "to"}
+)
+"""Operators that make 0 of 0: what lies outside the tensor is read as 0."""
+
+
+@dataclass(frozen=True)
+class _Tile:
+    """How a program's tile lies in the result: ``cols`` and ``second`` are its sides, ``outer`` dimensions are flat.
+
+    Where ``folded``, the dimensions 0 and 1 are one, since all early operands that have them are row-major.
+    """
+
+    outer: tuple[int, ...]
+    second: int
+    cols: int
+    folded: bool
+
+    def place(self, dim: int, prefix: str = "at") -> str:
+        """Index along a dimension of the result (prefix ``at``) or of the window (``in``), shaped for the tile."""
+        if dim == self.cols:
+            return f"{self.index(dim, prefix)}[None, :]"
+        return f"{self.index(dim, prefix)}[:, None]"
+
+    def index(self, dim: int, prefix: str = "at") -> str:
+        """The same as a vector."""
+        return "cols" if dim == self.cols and prefix == "at" else f"{prefix}_{dim}"
+
+    def mask(self, dim: int) -> str:
+        """The mask of a vector along a dimension."""
+        return "col_mask" if dim == self.cols else "row_mask"
 
 
 def write_pooling(
@@ -43,64 +81,30 @@ def write_pooling(
     block: Block,
 ) -> KernelText:
     """Return kernel and launcher of a pooling region; ``owned`` values are known to be contiguous."""
-    window = _window(region)
-    body = Body(region, names, metas, two_dimensional=False)
+    window, tile = _window(region), _tile(region)
+    body = Body(replace(region, columns=1), names, metas, two_dimensional=True)
     outputs = tuple(operand.value for operand in region.outputs)
     weights = [item for item in (window.weight, window.bias) if item is not None]
     inputs = tuple(dict.fromkeys([*(operand.value for operand in (*region.pooled, *region.inputs)), *weights]))
     before = leading_names(region.nodes, window.source)
     after = [node for node in region.nodes if node.name not in before and node is not window.node]
     lines = [
-        "index = tl.program_id(0).to(INDEX) * BLOCK + tl.arange(0, BLOCK)",
-        "mask = index < n_elements",
-        *_split_lines(region),
-        *index_lines(body.domain.rows, "index"),
-        *_window_lines(region, window, names, metas, before),
+        *_place_lines(region, tile, window),
+        *index_lines(body.domain.rows, "rows"),
+        *_window_lines(region, tile, names, metas, before),
         *(body.load(operand) for operand in region.inputs),
         *body.statements(after),
         *(body.store(operand) for operand in region.outputs),
     ]
-    arguments = _arguments(body, names, weights)
+    arguments = _arguments(body, tile, names, weights)
     formula = body.formula(outputs)
     kernel = kernel_source(
-        f"{name}_kernel", arguments.parameters, ["One result per lane, windows unrolled:", *formula], lines
+        f"{name}_kernel", arguments.parameters, ["A tile of results, windows unrolled:", *formula], lines
     )
-    launch = _launch_lines(body, name, arguments.values, owned, block)
+    launch = _launch_lines(body, tile, name, arguments.values, owned, block)
     doc = f"Launch ``{name}_kernel`` over the pooled result."
     launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
     return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
-
-
-def _arguments(body: Body, names: Mapping[str, str], weights: Sequence[str]) -> Arguments:
-    """Pointers, sizes, strides, and the constants that only the kernel has."""
-    region, rows = body.region, body.domain.rows
-    early = [*(operand.value for operand in region.pooled), *weights]
-    pointers = pointer_arguments(body)
-    strides = [pair for operand in region.pooled for pair in _strides(operand, names[operand.value])]
-    for operand in region.inputs:
-        strides += stride_arguments(operand, names[operand.value], body.domain)
-    for operand in region.outputs:
-        made = stride_arguments(operand, names[operand.value], body.domain)
-        strides += [(parameter, f"out_{value}") for parameter, value in made]
-    groups = rows[1:] if len(rows) > 1 else []
-    sizes = [f"size_{dim}" for dim in range(2, len(region.shape))]
-    counts = ("n_elements", *sizes, *(f"result_{dim}" for dim in range(1, len(region.shape))))
-    parameters = [
-        *(f"{names[value]}_ptr" for value in early),
-        *pointers.parameters,
-        *counts,
-        *(parameter for parameter, _ in strides),
-        *(group.size for group in groups),
-        *("INDEX: tl.constexpr", "BLOCK: tl.constexpr"),
-    ]
-    values = [
-        *(names[value] for value in early),
-        *pointers.values,
-        *counts,
-        *(value for _, value in strides),
-        *(" * ".join(f"result_{region.order[dim]}" for dim in group.dims) for group in groups),
-    ]
-    return Arguments(tuple(parameters), tuple(values))
 
 
 def _window(region: Region) -> Window:
@@ -108,79 +112,168 @@ def _window(region: Region) -> Window:
     return region.window
 
 
-def _strides(operand: Operand, name: str) -> list[tuple[str, str]]:
-    """(parameter, launcher expression) of an early operand's strides, one for each dimension along which it varies."""
-    return [
-        (f"stride_{name}_{dim}", f"{name}.stride({operand.axes[dim]})")
-        for dim, moves in enumerate(operand.varies)
-        if moves
+def _tile(region: Region) -> _Tile:
+    *outer, second, cols = region.order
+    window, plain = _window(region), sorted(region.order) == list(region.order)
+    images = [operand for operand in region.pooled if operand.varies[0] or operand.varies[1]]
+    whole = all(operand.varies[0] and operand.varies[1] and _row_major(operand) for operand in images)
+    folded = plain and len(outer) > 1 and whole and window.weight is None and window.bias is None
+    return _Tile(tuple(outer), second, cols, folded)
+
+
+def _row_major(operand: Operand) -> bool:
+    return operand.order is not None and not operand.channels_last
+
+
+# --- Kernel text ---------------------------------------------------------------------------------------------
+
+
+def _arguments(body: Body, tile: _Tile, names: Mapping[str, str], weights: Sequence[str]) -> Arguments:
+    """Pointers, sizes, strides, and the constants that only the kernel has."""
+    region, rows = body.region, body.domain.rows
+    early = [*(operand.value for operand in region.pooled), *weights]
+    pointers = pointer_arguments(body)
+    strides = [pair for operand in region.pooled for pair in _strides(operand, tile, names[operand.value])]
+    for operand in region.inputs:
+        strides += stride_arguments(operand, names[operand.value], body.domain)
+    for operand in region.outputs:
+        made = stride_arguments(operand, names[operand.value], body.domain)
+        strides += [(parameter, f"out_{value}") for parameter, value in made]
+    groups = rows[1:] if len(rows) > 1 else []
+    inner = tile.outer[2 if tile.folded else 1 :]
+    counts = [
+        *("n_outer", "tiles_m", "tiles_n"),
+        *(f"size_{dim}" for dim in range(2, len(region.shape))),
+        *(f"result_{dim}" for dim in (*inner, tile.second)),
     ]
+    parameters = [
+        *(f"{names[value]}_ptr" for value in early),
+        *pointers.parameters,
+        *counts,
+        "n_cols",
+        *(parameter for parameter, _ in strides),
+        *(group.size for group in groups),
+        *(f"{item}: tl.constexpr" for item in ("INDEX", "HEIGHT", "BLOCK_M", "BLOCK_N")),
+    ]
+    values = [
+        *(names[value] for value in early),
+        *pointers.values,
+        *counts,
+        f"result_{tile.cols}",
+        *(value for _, value in strides),
+        *(" * ".join(f"result_{region.order[dim]}" for dim in group.dims) for group in groups),
+    ]
+    return Arguments(tuple(parameters), tuple(values))
 
 
-def _split_lines(region: Region) -> list[str]:
-    """``at_0``, ``at_1``, ...: where in the result's dimensions an element is."""
-    lines, rest = [], "index"
-    for dim in reversed(region.order[1:]):
+def _strides(operand: Operand, tile: _Tile, name: str) -> list[tuple[str, str]]:
+    """(parameter, launcher expression) of an early operand's strides, one for each dimension along which it varies."""
+    found = []
+    for dim, moves in enumerate(operand.varies):
+        if not moves or (tile.folded and dim == 0):
+            continue
+        if tile.folded and dim == 1:
+            # Of sizes: a tensor with one channel may say anything of that channel's stride.
+            sizes = [f"size_{later}" for later in range(2, len(operand.varies)) if operand.varies[later]]
+            found.append((f"stride_{name}_1", " * ".join(sizes) or "1"))
+        else:
+            found.append((f"stride_{name}_{dim}", f"{name}.stride({operand.axes[dim]})"))
+    return found
+
+
+def _place_lines(region: Region, tile: _Tile, window: Window) -> list[str]:
+    """Where the program's tile lies: an index for each dimension of the result, flat rows and columns, masks."""
+    second, result = f"at_{tile.second}", f"result_{tile.second}"
+    columns = "(pid % tiles_n * BLOCK_N).to(INDEX) + tl.arange(0, BLOCK_N)"
+    if tile.cols >= len(region.shape) - window.rank:
+        # A thread with neighbouring results would read elements that are a window's step away from its neighbour's.
+        columns = f"tl.max_contiguous({columns}, 1)  # a thread's results are not neighbours, those of a warp are"
+    first = "plane" if tile.folded else "at_0"
+    inner = tile.outer[2 if tile.folded else 1 :]
+    outer = "outer" if inner else first
+    lines = [
+        "pid = tl.program_id(0)",
+        "row = tl.arange(0, BLOCK_M)",
+        f"{outer} = (pid // tiles_n // tiles_m).to(INDEX) * (BLOCK_M // HEIGHT) + row // HEIGHT",
+        f"{second} = (pid // tiles_n % tiles_m * HEIGHT).to(INDEX) + row % HEIGHT",
+        f"rows = {outer} * {result} + {second}",
+        f"cols = {columns}",
+        f"row_mask = ({outer}[:, None] < n_outer) & ({second}[:, None] < {result})",
+        "col_mask = cols[None, :] < n_cols",
+        "mask = row_mask & col_mask",
+    ]
+    rest = outer
+    for dim in reversed(inner):
         lines.append(f"at_{dim} = {rest} % result_{dim}")
         rest = f"{rest} // result_{dim}"
-    return [*lines, f"at_0 = {rest}"]
+    return [*lines, f"{first} = {rest}"] if inner else lines
 
 
 def _window_lines(
-    region: Region, window: Window, names: Mapping[str, str], metas: Mapping[str, TensorMeta], before: frozenset[str]
+    region: Region, tile: _Tile, names: Mapping[str, str], metas: Mapping[str, TensorMeta], before: frozenset[str]
 ) -> list[str]:
-    nodes = tuple(node for node in region.nodes if node.name in before)
-    early = replace(region, nodes=nodes, inputs=region.pooled, outputs=(), window=None)
-    body = Body(early, names, metas, two_dimensional=False)
-    rank, pooled = len(region.shape), range(len(region.shape) - window.rank, len(region.shape))
+    window, rank = _window(region), len(region.shape)
+    pooled = list(range(rank - window.rank, rank))
     moving = [operand for operand in region.pooled if any(operand.varies[dim] for dim in pooled)]
     fixed = [operand for operand in region.pooled if operand not in moving]
-    lines = [_load(operand, names, rank, window, "mask") for operand in fixed]
+    lines = [_load(operand, names, tile, window, _fixed_mask(operand, tile)) for operand in fixed]
     result = names[window.node.name]
     start = 'float("-inf")' if window.largest else "0.0"
-    lines.append(f"{result} = tl.full((BLOCK,), {start}, dtype=tl.float32)")
+    lines.append(f"{result} = tl.full((BLOCK_M, BLOCK_N), {start}, dtype=tl.float32)")
     if window.bias is not None:
-        lines.append(f"{result} += tl.load({names[window.bias]}_ptr + at_1, mask=mask, other=0.0).to(tl.float32)")
-    inner: list[str] = []
+        bias = f"tl.load({names[window.bias]}_ptr + {tile.place(1)}, mask={tile.mask(1)}, other=0.0)"
+        lines.append(f"{result} += {bias}.to(tl.float32)")
+    total = math.prod(window.sizes)
+    loop = "tl.static_range" if total <= UNROLLED else "range"
     checks = ["mask"]
     for place, dim in enumerate(pooled):
+        indent = "    " * place
+        lines.append(f"{indent}for k_{dim} in {loop}({window.sizes[place]}):")
         padding, dilation = window.paddings[place], window.dilations[place]
         step = f"k_{dim}" if dilation == 1 else f"k_{dim} * {dilation}"
-        inner.append(f"in_{dim} = at_{dim} * {window.strides[place]}{f' - {padding}' if padding else ''} + {step}")
+        first = f"{tile.index(dim)}{f' * {window.strides[place]}' if window.strides[place] != 1 else ''}"
+        lines.append(f"{indent}    in_{dim} = {first}{f' - {padding}' if padding else ''} + {step}")
         if padding or window.ceil:
-            checks.append(f"(in_{dim} >= 0) & (in_{dim} < size_{dim})")
-    valid = " & ".join(checks)
-    inner += [f"inside = {valid}"]
-    inner += [_load(operand, names, rank, window, "inside") for operand in moving]
-    inner += body.statements(nodes)
-    taken = body.text(Ref(window.source), "float")
-    if window.largest:
-        taken = f'tl.where(inside, {tidy(taken)}, float("-inf"))'
-        inner.append(f"{result} = tl.maximum({result}, {taken}, propagate_nan=tl.PropagateNan.ALL)")
-    elif window.weight is not None:
-        weight = f"tl.load({names[window.weight]}_ptr + {_weight_offset(window, list(pooled))}, mask=mask, other=0.0)"
-        inner.append(f"{result} += tl.where(inside, {tidy(taken)}, 0.0) * {weight}.to(tl.float32)")
-    else:
-        inner.append(f"{result} += tl.where(inside, {tidy(taken)}, 0.0)")
-    total = 1
-    for size in window.sizes:
-        total *= size
-    loop = "tl.static_range" if total <= UNROLLED else "range"
-    for place, dim in enumerate(pooled):
-        lines.append("    " * place + f"for k_{dim} in {loop}({window.sizes[place]}):")
+            lines.append(f"{indent}    inside_{dim} = (in_{dim} >= 0) & (in_{dim} < size_{dim})")
+            checks.append(tile.place(dim, "inside"))
+    inside = "mask" if len(checks) == 1 else "inside"
+    inner = [f"inside = {' & '.join(checks)}"] if len(checks) > 1 else []
+    other = 'float("-inf")' if window.largest and not before else "0"
+    inner += [_load(operand, names, tile, window, inside, other) for operand in moving]
+    inner += _taken_lines(region, tile, names, metas, before, inside)
     lines += ["    " * window.rank + line for line in inner]
-    return [*lines, *_average_lines(window, result, list(pooled), total)]
+    return [*lines, *_average_lines(window, tile, result, pooled, total)]
 
 
-def _weight_offset(window: Window, pooled: list[int]) -> str:
-    """Offset of the window's place in a weight of shape (channels, 1, *sizes)."""
-    place = "at_1"
-    for dim, size in zip(pooled, window.sizes, strict=True):
-        place = f"({place}) * {size} + k_{dim}" if " " in place else f"{place} * {size} + k_{dim}"
-    return place
+def _taken_lines(
+    region: Region,
+    tile: _Tile,
+    names: Mapping[str, str],
+    metas: Mapping[str, TensorMeta],
+    before: frozenset[str],
+    inside: str,
+) -> list[str]:
+    """What becomes of one element of the window, and how it joins the result."""
+    window = _window(region)
+    nodes = tuple(node for node in region.nodes if node.name in before)
+    body = Body(replace(region, nodes=nodes, inputs=region.pooled, outputs=(), window=None), names, metas, False)
+    lines = body.statements(nodes)
+    taken, result = tidy(body.text(Ref(window.source), "float")), names[window.node.name]
+    if window.largest:
+        taken = f'tl.where({inside}, {taken}, float("-inf"))' if nodes else taken
+        return [*lines, f"{result} = tl.maximum({result}, {taken}, propagate_nan=tl.PropagateNan.ALL)"]
+    zero = all(node.bare_op in _KEEPS_ZERO and len(node.inputs()) == 1 for node in nodes)
+    taken = taken if zero else f"tl.where({inside}, {taken}, 0.0)"
+    if window.weight is None:
+        return [*lines, f"{result} += {taken}"]
+    offset = tile.place(1)
+    for dim, size in enumerate(window.sizes, start=2):
+        offset = f"{f'({offset})' if dim > 2 else offset} * {size} + k_{dim}"
+    weight = f"tl.load({names[window.weight]}_ptr + {offset}, mask={tile.mask(1)}, other=0.0)"
+    return [*lines, f"{result} += {taken} * {weight}.to(tl.float32)"]
 
 
-def _average_lines(window: Window, result: str, pooled: list[int], total: int) -> list[str]:
+def _average_lines(window: Window, tile: _Tile, result: str, pooled: list[int], total: int) -> list[str]:
     if window.largest or window.weight is not None:
         return []
     if window.counts_padding and not window.ceil:
@@ -189,28 +282,47 @@ def _average_lines(window: Window, result: str, pooled: list[int], total: int) -
     for place, dim in enumerate(pooled):
         padding = window.paddings[place]
         end = f"size_{dim} + {padding}" if window.counts_padding and padding else f"size_{dim}"
-        lines.append(f"first_{dim} = at_{dim} * {window.strides[place]} - {padding}")
+        lines.append(f"first_{dim} = {tile.index(dim)} * {window.strides[place]} - {padding}")
         first = f"first_{dim}" if window.counts_padding else f"tl.maximum(first_{dim}, 0)"
-        counts.append(f"(tl.minimum(first_{dim} + {window.sizes[place]}, {end}) - {first})")
+        lines.append(f"count_{dim} = tl.minimum(first_{dim} + {window.sizes[place]}, {end}) - {first}")
+        counts.append(tile.place(dim, "count"))
     return [*lines, f"{result} = {result} / ({' * '.join(counts)}).to(tl.float32)"]
 
 
-def _load(operand: Operand, names: Mapping[str, str], rank: int, window: Window, mask: str) -> str:
+def _fixed_mask(operand: Operand, tile: _Tile) -> str:
+    """The mask of an operand that is the same for a whole window."""
+    by_column = operand.varies[tile.cols]
+    by_row = any(moves for dim, moves in enumerate(operand.varies) if dim != tile.cols)
+    return {(True, True): "mask", (True, False): "row_mask", (False, True): "col_mask"}.get((by_row, by_column), "")
+
+
+def _load(operand: Operand, names: Mapping[str, str], tile: _Tile, window: Window, mask: str, other: str = "0") -> str:
     name, kind = names[operand.value], kind_of(operand.meta.dtype)
-    terms = [
-        f"{'in' if dim >= rank - window.rank else 'at'}_{dim} * stride_{name}_{dim}"
-        for dim, moves in enumerate(operand.varies)
-        if moves
-    ]
+    rank = len(operand.varies)
+    terms = []
+    for dim, moves in enumerate(operand.varies):
+        if tile.folded and dim == 1 and moves:
+            terms.append(f"plane[:, None] * stride_{name}_1")
+        elif moves and not (tile.folded and dim == 0):
+            terms.append(f"{tile.place(dim, 'in' if dim >= rank - window.rank else 'at')} * stride_{name}_{dim}")
     cast = ".to(tl.float32)" if kind == "float" else ""
-    return f"{name} = tl.load({' + '.join([f'{name}_ptr', *terms])}, mask={mask}, other=0){cast}"
+    masked = f", mask={mask}, other={other}" if mask else ""
+    return f"{name} = tl.load({' + '.join([f'{name}_ptr', *terms])}{masked}){cast}"
 
 
-def _launch_lines(body: Body, name: str, values: Sequence[str], owned: frozenset[str], block: Block) -> list[str]:
+# --- Launcher ------------------------------------------------------------------------------------------------
+
+
+def _launch_lines(
+    body: Body, tile: _Tile, name: str, values: Sequence[str], owned: frozenset[str], block: Block
+) -> list[str]:
     region, names = body.region, dict(body.names)
     window, rank = _window(region), len(body.region.shape)
     whole = next(operand for operand in region.pooled if all(operand.varies))
     lines = [*layout_lines(body, owned)]
+    if tile.folded:
+        together = [item for item in region.pooled if item.varies[0] and item.value not in owned]
+        lines += [f"{names[item.value]} = {names[item.value]}.contiguous()" for item in together]
     if window.weight is not None:
         lines.append(f"{names[window.weight]} = {names[window.weight]}.contiguous()")
     for dim in range(2, rank):
@@ -225,13 +337,25 @@ def _launch_lines(body: Body, name: str, values: Sequence[str], owned: frozenset
     first = f"out_{names[region.outputs[0].value]}"
     return [
         *lines,
-        f"n_elements = {first}.numel()",
-        f"index_type = tl.int32 if max({names[whole.value]}.numel(), n_elements) < 2**31 else tl.int64",
+        f"n_outer = {' * '.join(f'result_{dim}' for dim in tile.outer)}",
+        f"index_type = tl.int32 if max({names[whole.value]}.numel(), {first}.numel()) < 2**31 else tl.int64",
+        "# As wide and as high as leaves few lanes empty and few elements to be read by two tiles.",
+        f"block_n = min({WIDTHS}, key=lambda width: triton.cdiv(result_{tile.cols}, width) * (width + 4))",
+        f"height = min({HEIGHTS}, key=lambda height: triton.cdiv(result_{tile.second}, height) * (height + 1))",
+        f"block_m = {block.elements} // block_n",
+        f"tiles_m = triton.cdiv(result_{tile.second}, height)",
+        f"tiles_n = triton.cdiv(result_{tile.cols}, block_n)",
         *call_lines(
             f"{name}_kernel",
-            f"(triton.cdiv(n_elements, {block.elements}),)",
+            "(triton.cdiv(n_outer, block_m // height) * tiles_m * tiles_n,)",
             values,
-            ["INDEX=index_type", f"BLOCK={block.elements}", f"num_warps={block.elements // block.per_warp}"],
+            [
+                "INDEX=index_type",
+                "HEIGHT=height",
+                "BLOCK_M=block_m",
+                "BLOCK_N=block_n",
+                f"num_warps={block.elements // block.per_warp}",
+            ],
         ),
         result_line(body),
     ]
