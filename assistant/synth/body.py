@@ -111,7 +111,7 @@ class Body:
         if value.name in self.region.scalars:
             return self.text(self.region.scalars[value.name], kind)
         if value.name in self.region.positions:
-            source = position_text(self, value.name)
+            source = position_text(self, value.name, kind)
         else:
             source = f"({self._inlined[value.name]})" if value.name in self._inlined else self.names[value.name]
         have = self.kind(value.name)

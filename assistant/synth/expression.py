@@ -250,7 +250,9 @@ def expression(node: Node, text: Callable[[Any, str], str], metas: Mapping[str, 
         return text(value, "bool" if value is condition and isinstance(value, Ref) else kind)
 
     if node.bare_op in _CASTS:
-        return text(node.args[0], kind)
+        source = text(node.args[0], kind)
+        resized = kind == "int" and metas[node.args[0].name].dtype != node.meta.dtype
+        return f"{source}.to(tl.{node.meta.dtype})" if resized else source
     return _TABLE[node.bare_op](node, argument)
 
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from drk.assistant.synth.domain import Operand, align
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.frames import Frame, broadcast, choose_frame
-from drk.assistant.synth.gathers import Gather, Position, gather_of, trailing_dims
+from drk.assistant.synth.gathers import INDEX_DTYPES, Gather, Position, gather_of, known_operands, tell_sizes, trailing_dims
 from drk.assistant.synth.regions import (
     MAX_OPERANDS,
     Facts,
@@ -52,20 +52,21 @@ def build_gather_region(nodes: list[Node], facts: Facts) -> Region | None:
     if None in placed or not all(name in inside or picked.index(name, trailing) for name, trailing in indices):
         return None
     inputs = tuple(picked.found.values())
-    if len(inputs) + len(outputs) > MAX_OPERANDS or not _tell_sizes(frame.shape, inputs):
+    if len(inputs) + len(outputs) > MAX_OPERANDS or not tell_sizes(frame.shape, inputs):
         return None
+    read, positions, numbers = known_operands(reading, frame.shape, inputs, facts.made)
     split = bool(reductions) and rows_in_pieces(frame.shape, frame.columns, inputs)
     return Region(
         "split" if split else "row" if reductions else "pointwise",
         tuple(nodes),
         frame.shape,
         frame.columns,
-        inputs,
+        read,
         outputs,
         dropped,
-        scalars=_scalars(nodes, facts) | picked.numbers,
+        scalars=_scalars(nodes, facts) | picked.numbers | numbers,
         gathers=tuple(item for item in placed if item is not None),
-        positions=picked.positions,
+        positions=picked.positions | positions,
     )
 
 
@@ -103,6 +104,8 @@ class _Picked:
         if name in made.numbers:
             self.numbers[name] = made.numbers[name]
             return name not in self.found
+        if self.facts.metas[name].dtype not in INDEX_DTYPES:
+            return False
         placed = align(
             name, self.facts.metas[name], self.frame.logical, dropped=trailing, fixed=name in self.facts.fixed
         )
@@ -134,7 +137,11 @@ def _index_chains(nodes: list[Node], gathers: list[Gather], facts: Facts) -> dic
         chains[name] = trailing
         pending += [(source, trailing) for source in by_name[name].inputs()]
     readers = {*chains, *(item.node.name for item in gathers)}
-    return chains if all(set(facts.users[name]) <= readers for name in chains) else None
+    numbers = facts.made.numbers.keys() | facts.scalars.keys()
+    for name in chains:
+        if not set(facts.users[name]) <= readers or set(by_name[name].inputs()) <= numbers:
+            return None
+    return chains
 
 
 def _frame(
@@ -149,11 +156,6 @@ def _frame(
         return choose_frame(own, reductions, facts.metas, facts.users)
     shape = broadcast([node.meta.shape for node in own])
     return Frame(shape, tuple(range(len(shape))), 0) if shape else None
-
-
-def _tell_sizes(shape: tuple[int, ...], inputs: tuple[Operand, ...]) -> bool:
-    """Whether something that is read has each of the region's dimensions, so that its size is known at run time."""
-    return all(size == 1 or any(item.varies[dim] for item in inputs) for dim, size in enumerate(shape))
 
 
 def _scalars(nodes: list[Node], facts: Facts) -> dict[str, float]:

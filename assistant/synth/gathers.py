@@ -13,8 +13,9 @@ the first, from lists of columns (``gather``), and by indices that a reduction m
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from drk.assistant.synth.domain import Operand, offset
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from drk.assistant.synth.body import Body
 
 INDEX_DTYPES = frozenset({"int64", "int32"})
+MAX_EXACT = 256
+"""All integers up to this one are the same in every type (but for 8 bits, which graphs hardly fill)."""
 OUTSIDE = "Rows of a table at indices outside of it are zeros (PyTorch's are an error)."
 
 
@@ -51,10 +54,10 @@ class Position:
 
 
 @dataclass(frozen=True)
-class MadeIntegers:
-    """Integer values that a graph makes without inputs: numbers, and positions along an axis."""
+class Made:
+    """Values that a graph makes without inputs: tensors that are one number everywhere, and positions on an axis."""
 
-    numbers: Mapping[str, int] = field(default_factory=dict)
+    numbers: Mapping[str, float] = field(default_factory=dict)
     positions: Mapping[str, Position] = field(default_factory=dict)
 
     def __contains__(self, name: str) -> bool:
@@ -100,27 +103,31 @@ def trailing_dims(gather: Gather, metas: Mapping[str, TensorMeta]) -> int:
     return len(metas[gather.table].shape) - 1
 
 
-# --- Integers that the graph makes ---------------------------------------------------------------------------
+# --- What the graph makes without inputs ---------------------------------------------------------------------
 
+_TAKE_NUMBERS = frozenset(
+    {"add", "sub", "rsub", "mul", "where", "masked_fill", "eq", "ne", "lt", "le", "gt", "ge", "maximum", "minimum"}
+)
+"""Operators that kernels compute of a tensor and a number."""
 _FILLED = {"zeros": 0, "zeros_like": 0, "new_zeros": 0, "ones": 1, "ones_like": 1, "new_ones": 1}
 _FULL = {"full": 1, "full_like": 1, "new_full": 2}
 _SAME = frozenset({"expand", "expand_as", "view", "reshape", "unsqueeze", "squeeze", "clone", "contiguous", "alias"})
 
 
-def made_integers(graph: Graph) -> MadeIntegers:
+def made_values(graph: Graph) -> Made:
     """Find what kernels can know without reading it."""
     metas = graph.metas()
-    numbers: dict[str, int] = {}
+    numbers: dict[str, float] = {}
     positions: dict[str, Position] = {}
     for node in graph.nodes:
         meta = metas.get(node.name)
-        if meta is None or meta.dtype not in INDEX_DTYPES or not node.op.startswith("aten."):
+        if meta is None or meta.dtype not in FUSIBLE_DTYPES - {"bool"} or not node.op.startswith("aten."):
             continue
         source = node.args[0].name if node.args and isinstance(node.args[0], Ref) else ""
-        number = _filled_with(node)
+        number = _filled_with(node, meta.dtype)
         if number is not None:
             numbers[node.name] = number
-        elif node.bare_op == "arange":
+        elif node.bare_op == "arange" and meta.dtype in INDEX_DTYPES:
             position = _arange(node, meta)
             positions |= {} if position is None else {node.name: position}
         elif node.bare_op in _SAME and source in numbers:
@@ -128,14 +135,17 @@ def made_integers(graph: Graph) -> MadeIntegers:
         elif node.bare_op in _SAME and source in positions:
             axis = _moved_axis(node, metas[source], positions[source].axis)
             positions |= {} if axis is None else {node.name: Position(axis, positions[source].start)}
-    return MadeIntegers(numbers, positions)
+    return Made(numbers, positions)
 
 
-def _filled_with(node: Node) -> int | None:
-    """The integer that a tensor is filled with, or None."""
+def _filled_with(node: Node, dtype: str) -> float | None:
+    """The number that a tensor is filled with; None where there is none or its type rounds it."""
     place = _FULL.get(node.bare_op, len(node.args))
     number = node.args[place] if place < len(node.args) else _FILLED.get(node.bare_op)
-    return number if type(number) is int else None
+    if not isinstance(number, bool | int | float):
+        return None
+    whole = math.isinf(number) or (abs(number) <= MAX_EXACT and float(number).is_integer())
+    return number if whole or (dtype == "float32" and math.isfinite(number)) else None
 
 
 def _arange(node: Node, meta: TensorMeta) -> Position | None:
@@ -158,15 +168,46 @@ def _moved_axis(node: Node, before: TensorMeta, axis: int) -> int | None:
     return places[0] if len(places) == 1 else None
 
 
+def known_operands(
+    nodes: Sequence[Node], shape: tuple[int, ...], inputs: tuple[Operand, ...], made: Made
+) -> tuple[tuple[Operand, ...], dict[str, tuple[Operand, Position]], dict[str, float]]:
+    """Part a region's ``inputs`` into what it reads, positions and numbers.
+
+    All are read where the rest would not tell the region's sizes, and numbers where an operator does not take them.
+    """
+    positions = {
+        item.value: (_along(item, made.positions[item.value]), made.positions[item.value])
+        for item in inputs
+        if item.value in made.positions
+    }
+    other = {name for node in nodes if node.bare_op not in _TAKE_NUMBERS for name in node.inputs()}
+    other |= {name for node in nodes if all(name in made.numbers for name in node.inputs()) for name in node.inputs()}
+    numbers = {item.value: made.numbers[item.value] for item in inputs if item.value in made.numbers.keys() - other}
+    read = tuple(item for item in inputs if item.value not in positions and item.value not in numbers)
+    return (read, positions, numbers) if read and tell_sizes(shape, read) else (inputs, {}, {})
+
+
+def _along(operand: Operand, position: Position) -> Operand:
+    """A position's operand, varying along the walked axis only."""
+    return replace(operand, varies=tuple(axis == position.axis for axis in operand.axes))
+
+
+def tell_sizes(shape: tuple[int, ...], inputs: Sequence[Operand]) -> bool:
+    """Whether something that is read has each of the region's dimensions, so that its size is known at run time."""
+    return all(size == 1 or any(item.varies[dim] for item in inputs) for dim, size in enumerate(shape))
+
+
 # --- Kernel text ---------------------------------------------------------------------------------------------
 
 
-def position_text(body: Body, name: str) -> str:
-    """Source of a position: the index of the tile's rows or columns."""
+def position_text(body: Body, name: str, kind: str) -> str:
+    """Source of a position that is used as ``kind``: the index of the tile's rows or columns."""
     operand, position = body.region.positions[name]
     groups = [(group, "[:, None]") for group in body.domain.rows] + [(group, "[None, :]") for group in body.domain.cols]
     group, suffix = next((group, suffix) for group, suffix in groups if operand.varies[group.dims[-1]])
     text = f"{group.index}{suffix if body.two_dimensional else ''}"
+    if kind == "int" and body.metas[name].dtype == "int64":
+        text = f"{text}.to(tl.int64)"
     return f"({text} + {position.start})" if position.start else text
 
 
@@ -194,7 +235,8 @@ def _index_lines(body: Body, gather: Gather, table: Operand) -> tuple[list[str],
     if gather.index in body.region.scalars:
         return [], *_number_text(int(body.region.scalars[gather.index]), count, table)
     index, known = body.text(Ref(gather.index), "int"), gather.index in body.region.positions
-    if known or body.metas[gather.index].dtype != "int64":
+    loaded = any(item.value == gather.index for item in body.region.inputs)
+    if not loaded or body.metas[gather.index].dtype != "int64":
         index = f"{index}.to(tl.int64)"
     row = f"{body.names[gather.node.name]}_row"
     if gather.wraps and not known:

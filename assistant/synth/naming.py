@@ -77,7 +77,9 @@ def value_names(graph: Graph) -> dict[str, str]:
 
 
 _WORDS = {"expand_as": "scale", "index": "gather", "index_select": "gather"}
-_SKIP = {"view", "flip", "contiguous", "to", "_to_copy", "neg", "pow", "sub", "square"}
+_SKIP = {"view", "flip", "contiguous", "to", "_to_copy", "neg", "pow", "sub", "square", "getitem", "reshape", "_unsafe_view",
+         "flatten", "unflatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand", "slice", "select", "clone",
+         "split_with_sizes", "unbind"}  # fmt: skip
 
 
 def kernel_words(region: Region) -> str:
@@ -107,14 +109,14 @@ def kernel_words(region: Region) -> str:
     return "_".join(words[:4]) or "pointwise"
 
 
-def _norm_word(region: Region) -> str:
-    """Which norm a mean and a variance belong to, by the module they come from."""
 def _product_word(product: Product) -> str:
     if product.of_pixels:
         return "conv"
     return "linear" if product.node.bare_op in {"linear", "addmm"} else "matmul"
 
 
+def _norm_word(region: Region) -> str:
+    """Which norm a mean and a variance belong to, by the module they come from."""
     types = " ".join(node.module_type for node in region.nodes)
     kinds = ("group_norm", "GroupNorm"), ("instance_norm", "InstanceNorm"), ("batch_norm", "BatchNorm")
     return next((word for word, kind in kinds if kind in types), "layer_norm")

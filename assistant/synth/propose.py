@@ -24,7 +24,7 @@ from drk.assistant.synth.attention import write_attention
 from drk.assistant.synth.backward_sums import write_sums
 from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.depthwise import write_depthwise
-from drk.assistant.synth.gathers import made_integers
+from drk.assistant.synth.gathers import made_values
 from drk.assistant.synth.graphed import NOTE, why_not_graphed
 from drk.assistant.synth.graphed_choice import starting_us, with_graphs, without_docstring
 from drk.assistant.synth.layouts import is_convolution
@@ -174,7 +174,7 @@ def write_steps(
 
 def without_unread(graph: Graph, steps: Sequence[Step]) -> list[Step]:
     """Leave out torch operators that only make integers which the kernels know by themselves."""
-    made = made_integers(graph)
+    made = made_values(graph)
     wanted = {*references(graph.output), *graph.mutations.values()}
     kept: list[Step] = []
     for step in reversed(steps):

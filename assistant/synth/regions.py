@@ -21,7 +21,7 @@ from drk.assistant.synth.domain import Operand, fold, memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
-from drk.assistant.synth.gathers import Gather, MadeIntegers, Position, made_integers
+from drk.assistant.synth.gathers import Gather, Made, Position, known_operands, made_values
 from drk.assistant.synth.size_constants import CUT, size_constants
 from drk.assistant.synth.windows import Window
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
@@ -135,7 +135,7 @@ class Facts:
     bands: Mapping[str, Band] = field(default_factory=dict)
     sized: frozenset[str] = frozenset()
     """Nodes that scale by a size of the inputs: they stay torch operators, which can tell it at run time."""
-    made: MadeIntegers = field(default_factory=MadeIntegers)
+    made: Made = field(default_factory=Made)
 
 
 def leading_names(nodes: Sequence[Node], source: str) -> frozenset[str]:
@@ -161,7 +161,7 @@ def facts_of(graph: Graph) -> Facts:
     sizes = size_constants(graph)
     sized = frozenset(node.name for node in graph.nodes if sizes.scales(node))
     metas = graph.metas()
-    bands, made = bands_of(graph, metas), made_integers(graph)
+    bands, made = bands_of(graph, metas), made_values(graph)
     return Facts(metas, graph.users(), order, frozenset(fixed), scalars, bands, sized, made)
 
 
@@ -258,7 +258,11 @@ def build_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
             return None
     used = {name for node in nodes for name in node.inputs()}
     scalars = {name: value for name, value in facts.scalars.items() if name in used}
-    return Region(kind, tuple(nodes), shape, columns, inputs, outputs, dropped, tuple(products), scalars)
+    made = Made() if products else facts.made
+    read, positions, numbers = known_operands(nodes, shape, inputs, made)
+    scalars |= numbers
+    own = tuple(products)
+    return Region(kind, tuple(nodes), shape, columns, read, outputs, dropped, own, scalars, positions=positions)
 
 
 def rows_in_pieces(shape: tuple[int, ...], columns: int, inputs: tuple[Operand, ...]) -> bool:

@@ -89,7 +89,8 @@ def _launch_lines(
     body: Body, name: str, values: list[str], owned: frozenset[str], block: Block, walk: Walk
 ) -> list[str]:
     # Rows whose elements lie apart in memory are read several at a time, so that each sector is read once.
-    turned = any(transposed(item, body.region.columns) for item in body.region.inputs)
+    picked = [item.whole for item in body.region.gathers if item.whole is not None]
+    turned = any(transposed(item, body.region.columns) for item in (*body.region.inputs, *picked))
     fewest, most = (8, max(block.elements, 4096)) if turned else (1, block.elements)
     return [
         *layout_lines(body, owned),

@@ -9,7 +9,7 @@ from modules import Function
 from torch import nn
 
 from drk.assistant.synth import long_rows, regions
-from drk.assistant.synth.gathers import Position, made_integers
+from drk.assistant.synth.gathers import Position, made_values
 from drk.assistant.synth.propose import compile_graph, variants
 
 
@@ -172,7 +172,7 @@ def test_integers_that_forward_makes(graph_of):
         places = torch.arange(3, 8)
         return x + places, x + places.unsqueeze(-1).expand(5, 5), x + torch.full((5,), 7), x + torch.arange(0, 10, 2)
 
-    made = made_integers(graph_of(Function(forward), torch.arange(5)))
+    made = made_values(graph_of(Function(forward), torch.arange(5)))
     assert sorted(made.positions.values(), key=lambda item: item.axis)[0] == Position(-2, 3)
     assert Position(-1, 3) in made.positions.values()
     assert set(made.numbers.values()) == {7}
@@ -198,3 +198,35 @@ def test_the_index_of_a_column_picks_from_a_vector(check):
     module = Function(lambda s, x: (x * s.weight[torch.arange(x.shape[1]) + 1]).sum(-1) * 2, weight=torch.randn(20))
     compiled = check(module, torch.randn(4, 9), calls=[[torch.randn(3, 19)]])
     assert compiled.launches == 1
+
+
+def test_positions_and_numbers_in_kernels_without_gathers(check):
+    def forward(_, x, lengths):
+        inside = torch.arange(x.shape[1], device=x.device) < lengths.unsqueeze(-1)
+        return torch.where(inside, x, torch.full_like(x, float("-inf"))).softmax(-1) + torch.zeros_like(x)
+
+    calls = [[torch.randn(3, 21), torch.tensor([21, 1, 4])]]
+    compiled = check(Function(forward), torch.randn(4, 9), torch.tensor([9, 1, 3, 8]), calls=calls)
+    body = compiled.source.split("def forward")[1]
+    assert len(compiled.kernels) == 1
+    assert "arange" not in body
+    assert "full" not in body
+    assert "zeros" not in body
+
+
+def test_positions_along_rows_and_as_floats(check):
+    def forward(_, x):
+        places = torch.arange(2, 2 + x.shape[1])
+        decay = (places.float() * 0.25).unsqueeze(-1)
+        return x * torch.exp(-decay) + places.view(1, -1, 1) * (1 << 33)
+
+    check(Function(forward), torch.randn(2, 7, 5), calls=[[torch.randn(1, 9, 5)]])
+    check(Function(lambda _, x: (x + torch.arange(x.shape[1])).sum((1, 2))), torch.randn(2, 7, 7))
+    check(Function(lambda _, x: (x * 2 + torch.arange(7)).amax(0) * 2), torch.randn(5, 7))
+
+
+def test_made_values_alone_make_no_kernel(check):
+    check(Function(lambda _, x: (x.relu() + 1, torch.arange(9) + 1, torch.zeros(3, 3) + torch.ones(3))), torch.randn(4))
+    check(Function(lambda _, x: torch.full((4, 5), 2.5).exp() * torch.ones(5) + x), torch.randn(5))
+    check(Function(lambda _, x: (x + 1.5, torch.zeros(6, 4) + x * 2)), torch.randn(4))
+    check(Function(lambda _, x: x.half() + torch.full((5,), 0.1, dtype=torch.float16)), torch.randn(5))
