@@ -34,19 +34,25 @@ from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.assistant.synth.split_reduction import Pass, passes_of
 from drk.gym.graph import Node, TensorMeta
 
-MAX_REGISTERS = 48
-"""Registers of a thread that a row may take, of the 128 that each of 512 threads can have."""
+MAX_REGISTERS = 64
+"""Registers of a thread that a row and what is made of it may take, of the 128 that each of 512 threads can have."""
+MAX_ELEMENTS = 32
+"""Most elements of one row that a thread holds."""
+MAX_ELEMENTS_READ_ONCE = 16
+"""The same for rows that a walk would read once as well: there is nothing to be gained by holding them."""
 THREADS = 512
 """Threads of the largest program of a row kernel: 16 warps."""
 
 
 def fits_registers(region: Region) -> bool:
-    """Whether a program of 16 warps holds a row of ``region`` and what is made of it in registers."""
+    """Whether a program of 16 warps should hold a row of ``region`` and what is made of it in registers."""
     if any(transposed(item, region.columns) for item in region.inputs):
         return True
     edge = len(region.shape) - region.columns
     n_cols = 1 << max(0, math.prod(region.shape[edge:]) - 1).bit_length()
-    return n_cols * live_rows(region) <= MAX_REGISTERS * THREADS
+    walks = sum(item.walks for item in passes_of(region, online_groups(region.nodes)))
+    most = MAX_ELEMENTS if walks > 1 else MAX_ELEMENTS_READ_ONCE
+    return n_cols <= most * THREADS and n_cols * live_rows(region) <= MAX_REGISTERS * THREADS
 
 
 def live_rows(region: Region) -> int:

@@ -97,3 +97,22 @@ def test_cross_entropy_of_half_precision_logits(check):
     labels = torch.tensor([3, 0, -100, 49, 7, 7, 12])
     compiled = check(Function(lambda _, x, y: F.cross_entropy(x, y)), (torch.randn(7, 50) * 5).bfloat16(), labels)
     assert "cross_entropy" not in compiled.source and len(compiled.kernels) <= 2
+
+
+def test_labels_are_limited_inside_the_kernel(check):
+    def loss(_, logits, targets):
+        picked = logits.gather(-1, targets.clamp(0, 40).view(-1, 1))
+        return logits.amax(-1, keepdim=True) - picked
+
+    compiled = check(Function(loss), torch.randn(7, 50), torch.tensor([3, 0, -100, 49, 7, 7, 12]))
+    assert len(compiled.kernels) == 1
+    assert "torch.ops" not in compiled.source
+
+
+def test_a_row_is_picked_from_before_what_is_the_same_for_it(graph_of):
+    from drk.assistant.synth.rewrites import rewrite
+
+    module = Function(lambda _, x, y: F.nll_loss(F.log_softmax(x, 1), y))
+    nodes = {node.name: node for node in rewrite(graph_of(module, torch.randn(6, 11), torch.randint(11, (6,)))).nodes}
+    chosen = next(node for node in nodes.values() if node.name == "chosen")
+    assert chosen.args[0].name not in nodes
