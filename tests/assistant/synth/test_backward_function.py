@@ -21,7 +21,7 @@ def function(graph_of):
         (found,) = [
             node
             for node in ast.parse(source).body
-            if isinstance(node, ast.ClassDef) and "autograd.Function" in ast.unparse(node.bases[0])
+            if isinstance(node, ast.ClassDef) and node.bases and "autograd.Function" in ast.unparse(node.bases[0])
         ]
         return {item.name: ast.unparse(item) for item in found.body if isinstance(item, ast.FunctionDef)}, source
 

@@ -72,7 +72,7 @@ def test_text_says_what_it_is(forms):
     assert is_graphed(graphed.source) and not is_graphed(plain.source)
     assert graphed_calls() in graphed.source
     names = [node.name for node in ast.parse(graphed.source).body if isinstance(node, ast.ClassDef)]
-    assert names == ["GraphedCalls", "ModelNew"]
+    assert names == ["Launch", "GraphedCalls", "ModelNew"]
 
 
 def test_kernels_are_the_same(forms):

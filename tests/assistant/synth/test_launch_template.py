@@ -41,15 +41,20 @@ def load(tmp_path, monkeypatch):
     monkeypatch.setattr(triton.knobs.cache, "dir", str(tmp_path / "triton"))
     path = tmp_path / "remembered.py"
     path.write_text(SOURCE)
+    made = []
 
     def make():
         spec = importlib.util.spec_from_file_location("remembered", path)
         module = importlib.util.module_from_spec(spec)
         sys.modules["remembered"] = module
         spec.loader.exec_module(module)
+        made.append(module.scale_kernel)
         return module.scale_kernel, str(path)
 
-    return make
+    yield make
+    for launch in made:  # made-up handles of kernels that live on would be taken for other tests' kernels
+        launch.known.clear()
+        launch.kernel.device_caches.clear()
 
 
 @pytest.fixture
