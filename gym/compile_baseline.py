@@ -2,7 +2,8 @@
 
 Compiling takes the reference seconds in which its Runner could answer nothing else, and every timed candidate needs the
 result. So it begins as soon as the reference is known to run, in a second Runner that holds the same module (same
-seed); it takes turns with timing like any other work on the GPU. The answer of its warm-up is kept for all candidates.
+seed) and has imported the compiler meanwhile; it takes turns with timing like any other work on the GPU. The answer of
+its warm-up is kept for all candidates.
 
 Where that process cannot be had (no memory for a second reference, or it died), the reference's own Runner compiles
 when the first candidate is about to be timed. A module that ``torch.compile`` refuses has no such baseline; the verdict
@@ -30,8 +31,25 @@ _HOST_FAULTS = ("out-of-memory", "process-flood", "disk-flood", "closed")
 """How a Runner may end without the compiler being at fault: then another process gets a chance."""
 
 
+async def start_compiler(start: Callable[[], Awaitable[RunnerHandle]], limit_s: float) -> RunnerHandle:
+    """Return a Runner that has imported the compiler and holds nothing yet; ``start`` forks it.
+
+    Raises:
+        HostError: there can be none.
+    """
+    handle = await start()
+    try:
+        answer = await handle.call("import_compiler", limit_s)
+        if not answer["ok"]:
+            raise HostError(f"the compiler cannot be imported: {answer['error']['message']}")
+    except BaseException:
+        await handle.close()
+        raise
+    return handle
+
+
 class CompileBaseline:
-    """The compiled form of one session's reference. ``start`` forks a Runner that holds nothing yet."""
+    """The compiled form of one session's reference."""
 
     def __init__(self, session: ReferenceSession, turns: GpuTurns) -> None:
         self._session = session
@@ -41,10 +59,9 @@ class CompileBaseline:
         self._own: RunnerHandle | None = None
         self._found: tuple[RunnerHandle, dict[str, Any]] | None = None
 
-    def begin(self, start: Callable[[], Awaitable[RunnerHandle]]) -> None:
-        """Begin to compile in a process of its own."""
-        if self._ahead is None:
-            self._ahead = asyncio.create_task(self._compile_ahead(start))
+    def begin(self, started: asyncio.Task[RunnerHandle]) -> None:
+        """Begin to compile in the process that ``started`` brings; it is closed with this. May be called once."""
+        self._ahead = asyncio.create_task(self._compile_ahead(started))
 
     async def ready(self) -> tuple[RunnerHandle, dict[str, Any]]:
         """Return the Runner that holds the compiled form, and what its warm-up answered (``ok`` false: no baseline).
@@ -72,13 +89,11 @@ class CompileBaseline:
             await self._own.close()
             self._own = None
 
-    async def _compile_ahead(
-        self, start: Callable[[], Awaitable[RunnerHandle]]
-    ) -> tuple[RunnerHandle, dict[str, Any]] | None:
+    async def _compile_ahead(self, started: asyncio.Task[RunnerHandle]) -> tuple[RunnerHandle, dict[str, Any]] | None:
         """Return the Runner with the warm-up's answer, or nothing where this process is no place for it."""
         limits = self._session.settings.limits
         try:
-            handle = self._own = await start()
+            handle = self._own = await started
             loaded = await handle.call("load", limits.load_s, **self._session.load_message())
             if not loaded["ok"]:
                 return None

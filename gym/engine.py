@@ -18,17 +18,19 @@ from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from types import TracebackType
 from typing import Any, Self
 
+from drk.gym.compile_baseline import start_compiler
 from drk.gym.devices import Gpu, device_facts, list_gpus, resolve_device
-from drk.gym.errors import DeviceError, HostError, TaskError
+from drk.gym.errors import DeviceError, TaskError
 from drk.gym.judge import Evaluation
 from drk.gym.kernels import ReferenceProfile, reference_profile
 from drk.gym.measure import PROFILE_RUNS, Finish, Measurement, measure_interpreted, profile_kernels
 from drk.gym.offline_compile import OfflineCompile
-from drk.gym.reference import ReferenceSession, task_files
-from drk.gym.runner_handle import RunnerHandle
+from drk.gym.reference import ReferenceSession, task_files, usable
+from drk.gym.runner_handle import RunnerHandle, close_started
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.settings import GymSettings
 from drk.gym.wire import check_task, task_id
@@ -88,10 +90,9 @@ class Gym:
         """
         gpus = await asyncio.to_thread(list_gpus) if self.settings.device != "interpret" else []
         self.device, self.gpu = resolve_device(self.settings.device, gpus)
+        self.device_facts = {"device": "interpret", "gpu": None, "target": self.settings.target}
         if self.gpu is not None:
             self.device_facts = {"device": self.device, "gpu": self.gpu.name, "gpu_uuid": self.gpu.uuid}
-        else:
-            self.device_facts = {"device": "interpret", "gpu": None, "target": self.settings.target}
         for mode in self._modes():
             self._zygote(mode)
         return self
@@ -104,9 +105,9 @@ class Gym:
     ) -> None:
         """End every process that was started."""
         for session in self._sessions.values():
-            await _close(session)
+            await close_started(session)
         for zygote in (*self._zygotes.values(), *self._retired):
-            await _close(zygote)
+            await close_started(zygote)
         for launched in self._launched.values():
             launched.close()
         self._retired.clear()
@@ -159,9 +160,9 @@ class Gym:
         """
         identifier = task_id(task)
         started = self._sessions.get(identifier)
-        if started is not None and started.done() and not _usable(started):
+        if started is not None and started.done() and not usable(started):
             self._sessions.pop(identifier)
-            await _close(started)
+            await close_started(started)
             started = None
         if started is None:
             started = self._sessions[identifier] = asyncio.create_task(self._start_session(task))
@@ -174,11 +175,11 @@ class Gym:
         idle = [
             name
             for name, task in self._sessions.items()
-            if name != keep and task.done() and (not _usable(task) or task.result().users == 0)
+            if name != keep and task.done() and (not usable(task) or task.result().users == 0)
         ]
         # Taken out at once: others may look for room while these are closed.
         for task in [self._sessions.pop(name) for name in idle[: max(len(self._sessions) - MAX_SESSIONS, 0)]]:
-            await _close(task)
+            await close_started(task)
 
     @asynccontextmanager
     async def using(self, task: Task) -> AsyncIterator[ReferenceSession]:
@@ -216,12 +217,26 @@ class Gym:
             raise
         return session
 
-    def _compile_ahead(self, session: ReferenceSession) -> None:
-        """Begin with the baseline that needs a compiler: whoever looks at a task is about to have it optimised."""
-        timed = self.gpu is not None and self.settings.timing.enabled and self.settings.timing.compile_baseline
-        if timed and session.peak_bytes <= self._share_bytes:  # else a second reference might take others' memory
-            files = task_files(session.task)
-            self._measuring().baseline(session).begin(lambda: self.start_runner("reference", files, threads=2))
+    @asynccontextmanager
+    async def _looking_at(self, task: Task) -> AsyncIterator[ReferenceSession]:
+        """Hold a session for who is about to have the task optimised: its compiled baseline is begun meanwhile.
+
+        That takes a second reference, which must not take the memory that others count on.
+        """
+        timing, started = self.settings.timing, None
+        compiles = self.gpu is not None and timing.enabled and timing.compile_baseline
+        if compiles and task_id(task) not in self._sessions:
+            start = partial(self.start_runner, "reference", task_files(task), threads=2)
+            started = asyncio.create_task(start_compiler(start, self.settings.limits.load_s))
+        try:
+            async with self.using(task) as session:
+                if started is not None and session.peak_bytes <= self._share_bytes:
+                    self._measuring().baseline(session).begin(started)
+                    started = None
+                yield session
+        finally:
+            if started is not None:
+                await close_started(started)
 
     def offline_compile(self, evaluation: Evaluation, session: ReferenceSession) -> OfflineCompile:
         """Return the offline compilation of a candidate, begun where there is no GPU."""
@@ -323,8 +338,7 @@ class Gym:
         Raises:
             TaskError: it cannot be judged; the message, file, line and help are for a person.
         """
-        async with self.using(task) as session:
-            self._compile_ahead(session)
+        async with self._looking_at(task) as session:
             trial = await session.trial(0)
         return Inspection(
             device=self.device,
@@ -341,8 +355,7 @@ class Gym:
         Raises:
             TaskError: the reference cannot be loaded or captured.
         """
-        async with self.using(task) as session:
-            self._compile_ahead(session)
+        async with self._looking_at(task) as session:
             answer = await session.ask("capture", self.settings.limits.compile_s, key=session.keys[0])
         graph = answer.get("graph")
         if not isinstance(graph, dict):
@@ -373,20 +386,6 @@ class Gym:
         async with self.using(task) as session, self.room(session.peak_bytes), self._measuring().turns.alone():
             answer = await session.ask("profile", self.settings.limits.compile_s, keys=keys)
         return reference_profile({"gpu": self.gpu.name, "kernels": answer.get("kernels")})
-
-
-def _usable(started: asyncio.Task[ReferenceSession]) -> bool:
-    return not started.cancelled() and started.exception() is None and started.result().alive
-
-
-async def _close(started: asyncio.Task[Any]) -> None:
-    if not started.done():
-        started.cancel()
-    # Not "await started": a cancellation of our own must not be taken for its.
-    await asyncio.wait([started])
-    if started.cancelled() or isinstance(started.exception(), HostError | TaskError | OSError):
-        return
-    await started.result().close()
 
 
 async def evaluate_async(task: Task, candidate: Candidate, settings: GymSettings | None = None) -> Verdict:

@@ -304,6 +304,11 @@ class ReferenceSession:
         self._trials.clear()
 
 
+def usable(started: asyncio.Task[ReferenceSession]) -> bool:
+    """Say whether a task that is done brought a session whose Runner still answers."""
+    return not started.cancelled() and started.exception() is None and started.result().alive
+
+
 def uses_convolutions(operators: list[Any]) -> bool:
     """Whether logged operators (rows of :mod:`drk.gym.runner.operators`) hold a convolution of float32 tensors."""
     return any(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from drk.gym.arena import Arena
-from drk.gym.errors import ProtocolError, ZygoteError
+from drk.gym.errors import HostError, ProtocolError, TaskError, ZygoteError
 from drk.gym.protocol import AsyncChannel
 from drk.gym.runner.files import write_files
 from drk.gym.sandbox import MemoryWatch, cpu_seconds, descendants, scratch_bytes, terminate
@@ -264,6 +264,17 @@ class RunnerHandle:
             self._log_fd = -1
         self.arena.close()
         await asyncio.to_thread(shutil.rmtree, self.scratch, ignore_errors=True)
+
+
+async def close_started(started: asyncio.Task[Any]) -> None:
+    """Close what a task brings (a Runner, a session, a zygote), or end the task first where it is not done."""
+    if not started.done():
+        started.cancel()
+    # Not "await started": a cancellation of our own must not be taken for its.
+    await asyncio.wait([started])
+    if started.cancelled() or isinstance(started.exception(), HostError | TaskError | OSError):
+        return
+    await started.result().close()
 
 
 def check_answer(answer: dict[str, Any]) -> dict[str, Any] | None:

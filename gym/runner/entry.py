@@ -96,6 +96,7 @@ def handlers(session: Session) -> dict[str, Callable[[dict[str, Any], list[int]]
         "write": session.write,
         "plan_reduction": session.plan_reduction,
         "set_reduction": session.set_reduction,
+        "import_compiler": timer.import_compiler,
         "warm": timer.warm,
         "prepare": timer.prepare,
         "go": timer.go,

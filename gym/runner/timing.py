@@ -9,6 +9,7 @@ claim: the Judge holds it against its own clock, which spans ``go`` only.
 from __future__ import annotations
 
 import gc
+import importlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -46,6 +47,12 @@ class Timer:
         self.flush: torch.Tensor | None = None
 
     # --- warm-up -----------------------------------------------------------------------------------------
+
+    def import_compiler(self, _message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Import what ``torch.compile`` needs, which takes seconds and neither the module nor the GPU."""
+        importlib.import_module("torch._dynamo")
+        importlib.import_module("torch._inductor.compile_fx")
+        return {}
 
     def warm(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Call a form until it is steady; answer its rough latency in seconds and the first call's time."""

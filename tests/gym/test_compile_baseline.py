@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from drk.gym.compile_baseline import CompileBaseline
-from drk.gym.errors import ZygoteError
+from drk.gym.compile_baseline import CompileBaseline, start_compiler
+from drk.gym.engine import Gym
+from drk.gym.errors import HostError, ZygoteError
 from drk.gym.gpu_lock import GpuLock, GpuTurns
+from drk.gym.reference import task_files
+from drk.gym.schema import Call, Task, TensorSpec
 from drk.gym.settings import GymSettings
 
 
@@ -18,7 +22,11 @@ class Handle:
     """A Runner that answers ``load`` and ``warm``; ``gate`` holds the warm-up back."""
 
     def __init__(self, load: dict[str, Any] | None = None, warm: dict[str, Any] | None = None) -> None:
-        self.answers = {"load": load or {"ok": True}, "warm": warm or {"ok": True, "latency_s": 1e-4}}
+        self.answers = {
+            "import_compiler": {"ok": True},
+            "load": load or {"ok": True},
+            "warm": warm or {"ok": True, "latency_s": 1e-4},
+        }
         self.asked: list[str] = []
         self.gate = asyncio.Event()
         self.gate.set()
@@ -57,7 +65,7 @@ def giving(handle: Handle) -> Any:
     async def start() -> Handle:
         return handle
 
-    return start
+    return asyncio.create_task(start())
 
 
 async def test_it_is_made_ahead_while_the_reference_answers_others(baseline: CompileBaseline, session: Any) -> None:
@@ -70,7 +78,6 @@ async def test_it_is_made_ahead_while_the_reference_answers_others(baseline: Com
         own.gate.set()
         assert await baseline.ready() == (own, own.answers["warm"])
     assert session.handle.asked == []
-    baseline.begin(giving(Handle()))
     assert (await baseline.ready())[0] is own
     await baseline.close()
     assert own.closed
@@ -107,7 +114,7 @@ async def test_a_process_that_cannot_be_had_or_died_is_done_without(baseline: Co
     async def fails() -> Handle:
         raise ZygoteError("no more processes")
 
-    baseline.begin(fails)
+    baseline.begin(asyncio.create_task(fails()))  # type: ignore[arg-type]
     assert (await baseline.ready())[0] is session.handle
     other = CompileBaseline(session, baseline._turns)
     other.begin(giving(own))
@@ -128,6 +135,20 @@ async def test_who_gives_up_waiting_does_not_stop_it(baseline: CompileBaseline) 
         await waits
     own.gate.set()
     assert (await baseline.ready())[0] is own
+
+
+async def test_the_compiler_is_imported_before_anything_is_known_of_the_reference() -> None:
+    handle, broken = Handle(), Handle()
+    broken.answers["import_compiler"] = failed("exception")
+
+    async def start(which: Handle) -> Any:
+        return which
+
+    assert await start_compiler(lambda: start(handle), 60.0) is handle
+    assert handle.asked == ["import_compiler"]
+    with pytest.raises(HostError, match="cannot be imported"):
+        await start_compiler(lambda: start(broken), 60.0)
+    assert broken.closed and not handle.closed
 
 
 async def test_closing_ends_a_compilation_under_way(baseline: CompileBaseline) -> None:
@@ -158,3 +179,18 @@ async def test_nobody_is_timed_while_it_compiles(session: Any, tmp_path: Any) ->
     own.gate.set()
     assert await timer
     await baseline.close()
+
+
+@pytest.mark.long
+async def test_a_real_runner_imports_the_compiler_and_then_loads_the_reference() -> None:
+    source = "import torch\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return x * 2\n"
+    task = Task("double", {"model.py": source}, "model.py", "Model", inputs=Call((TensorSpec((4, 4)),)))
+    async with Gym(GymSettings(device="interpret", offline_compile=False, seeds=1)) as gym:
+        session = await gym.reference(task)
+        handle = await start_compiler(partial(gym.start_runner, "reference", task_files(task), threads=2), 120.0)
+        try:
+            loaded = await handle.call("load", 60.0, **session.load_message())
+            assert loaded["ok"], loaded
+            assert loaded["kind"] == "Model"
+        finally:
+            await handle.close()

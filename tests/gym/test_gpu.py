@@ -65,6 +65,21 @@ def test_candidate_equal_to_the_reference_is_no_faster(loop_gym) -> None:
     assert 0.97 < verdict.speedups.eager.value < 1.03, verdict.speedups
 
 
+def test_who_looks_at_a_task_finds_its_compiled_baseline_ready() -> None:
+    async def work() -> None:
+        async with Gym(GymSettings(device="cuda:0", timing=Timing(max_s=1.0))) as gym:
+            await gym.inspect(TASK)
+            session = await gym.reference(TASK)
+            assert session.baseline is not None
+            handle, answer = await session.baseline.ready()
+            assert answer["ok"] and handle is not session.handle
+            both = [gym.evaluate(TASK, Candidate(candidate(text))) for text in ("return root(x)", "return root(x) * 1")]
+            for verdict in await asyncio.gather(*both):
+                assert verdict.accepted and verdict.speedups is not None and verdict.speedups.compile is not None
+
+    asyncio.run(work())
+
+
 def test_a_kernel_named_like_an_aten_kernel_is_not_confused(loop_gym) -> None:
     loop, gym = loop_gym
     source = KERNEL.replace("root_kernel", "add") + (
