@@ -133,6 +133,10 @@ class _Writer:
         name = self.names[self.window.weight]
         return f"{name}_taps" if self.form.by_channel else name
 
+    @property
+    def _tile(self) -> str:
+        return "(BLOCK_P, BLOCK_C)" if self.form.by_channel else "(BLOCK_C, BLOCK_P)"
+
     def _checked(self, dim: int) -> bool:
         """Whether elements may lie outside the tensor along a dimension."""
         return bool(self.form.padding(dim)) or dim == self.form.walked
@@ -154,12 +158,15 @@ class _Writer:
         order = ("channel_tiles", "position_tiles") if form.by_channel else ("position_tiles", "channel_tiles")
         inner, outer = f"tl.program_id(0) % {order[0]}", f"tl.program_id(0) // {order[0]} % {order[1]}"
         position, channel = (outer, inner) if form.by_channel else (inner, outer)
+        # Lanes run along a tile's last dimension.
+        row, column = ("[:, None]", "[None, :]") if form.by_channel else ("[None, :]", "[:, None]")
         lines = [
-            f"position = ({position} * BLOCK_P + tl.arange(0, BLOCK_P))[:, None]",
-            f"channel = ({channel} * BLOCK_C + tl.arange(0, BLOCK_C))[None, :]",
-            "channel = tl.broadcast_to(channel, (BLOCK_P, BLOCK_C))",
+            f"position = ({position} * BLOCK_P + tl.arange(0, BLOCK_P)){row}",
+            f"channel = ({channel} * BLOCK_C + tl.arange(0, BLOCK_C)){column}",
+            *(["channel = tl.broadcast_to(channel, (BLOCK_P, BLOCK_C))"] if form.by_channel else []),
             f"batch = (tl.program_id(0) // {order[0]} // {order[1]}).to(tl.int64)",
-            "inside = (channel < channels) & (position < n_positions)",
+            "channel_mask = channel < channels",
+            "inside = channel_mask & (position < n_positions)",
         ]
         rest = "position"
         for dim in reversed(form.dims):
@@ -193,7 +200,12 @@ class _Writer:
             else:
                 terms.append(f"{places[dim]}.to(INDEX) * {stride}")
         text = _plus(terms)
-        return f"tl.broadcast_to({text}, (BLOCK_P, BLOCK_C))" if 1 not in moves and set(moves) - {0} else text
+        whole = set(moves) - {0} and 1 not in moves
+        return f"tl.broadcast_to({text}, {self._tile})" if whole else text
+
+    def _mask(self, moves: Mapping[int, int]) -> str:
+        """The mask of what does not vary along the walked dimension."""
+        return "inside" if set(moves) - {0, 1} else "channel_mask" if 1 in moves else ""
 
     def _load(self, name: str, pointers: str, mask: str, dtype: str) -> str:
         kind = kind_of(dtype)
@@ -211,11 +223,10 @@ class _Writer:
                 lines.append(f"{name}_ptrs = {self._offsets(name, moves, firsts)}")
                 moving.append(item)
             else:
-                mask = "inside" if 1 in moves else ""
-                lines.append(self._load(name, self._offsets(name, moves, {}), mask, item.meta.dtype))
+                lines.append(self._load(name, self._offsets(name, moves, {}), self._mask(moves), item.meta.dtype))
         taps = f"channel * {form.taps}" if not form.by_channel else "channel"
         lines.append(f"{self._taps}_ptrs = {self._taps}_ptr + {taps}")
-        zeros = "tl.zeros((BLOCK_P, BLOCK_C), dtype=tl.float32)"
+        zeros = f"tl.zeros({self._tile}, dtype=tl.float32)"
         lines += [f"zeros = {zeros}", f"sums = (zeros,) * {form.rows}"] if form.rows > 1 else [f"sums = {zeros}"]
         indent, valid = "", "inside"
         for dim in (*form.before, *([form.walked] if form.walked is not None else []), *form.after):
@@ -273,7 +284,7 @@ class _Writer:
             own = f"k_{dim}" if dim != form.walked else f"(k_{dim} - {start})"
             place = f"({place}) * {form.size(dim)} + {own}" if place else own
         place = f"({place}) * channels" if form.by_channel else place
-        return f"tl.load({self._taps}_ptrs + {tidy(place)}, mask=inside, other=0.0).to(tl.float32)"
+        return f"tl.load({self._taps}_ptrs + {tidy(place)}, mask=channel_mask, other=0.0).to(tl.float32)"
 
     def _result_lines(self, after: Sequence[Node]) -> list[str]:
         """Bias, what stands behind the window, and the stores, for each of a lane's results."""
@@ -282,11 +293,11 @@ class _Writer:
         lines, inner = [], []
         if self.window.bias is not None:
             bias = names[self.window.bias]
-            lines.append(f"{bias} = tl.load({bias}_ptr + channel, mask=inside, other=0.0).to(tl.float32)")
+            lines.append(f"{bias} = tl.load({bias}_ptr + channel, mask=channel_mask, other=0.0).to(tl.float32)")
         for item in self.region.inputs:
             moves, name = self._moves(item, self.region.order), names[item.value]
             by_row = form.walked in moves
-            mask = ("mask" if by_row else "inside") if set(moves) - {0} else ""
+            mask = "mask" if by_row else self._mask(moves)
             load = self._load(name, self._offsets(name, moves, places), mask, item.meta.dtype)
             (inner if by_row else lines).append(load)
         own = "sums[row]" if form.rows > 1 else "sums"

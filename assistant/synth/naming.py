@@ -32,7 +32,7 @@ _RESERVED = {
     "outer_row", "inner_row", "inner_rows", "row_tiles", "outer_col", "inner_col", "inner_cols", "col_tiles", "n_tiles",
     "piece_tiles", "first_tile", "starts", "ends", "seen", "combine_m",
     "program", "n_programs", "n_blocks", "ctx",
-    "position", "channel", "channels", "n_positions", "group", "sums", "zeros", "taken", "valid", "row",
+    "position", "channel", "channels", "n_positions", "group", "channel_mask", "sums", "zeros", "taken", "valid", "row",
     "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
 }  # fmt: skip
 
