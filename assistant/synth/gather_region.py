@@ -14,7 +14,15 @@ from dataclasses import dataclass, field, replace
 from drk.assistant.synth.domain import Operand, align
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.frames import Frame, broadcast, choose_frame
-from drk.assistant.synth.gathers import INDEX_DTYPES, Gather, Position, gather_of, known_operands, tell_sizes, trailing_dims
+from drk.assistant.synth.gathers import (
+    INDEX_DTYPES,
+    Gather,
+    Position,
+    gather_of,
+    known_operands,
+    tell_sizes,
+    trailing_dims,
+)
 from drk.assistant.synth.regions import (
     MAX_OPERANDS,
     Facts,

@@ -77,9 +77,11 @@ def value_names(graph: Graph) -> dict[str, str]:
 
 
 _WORDS = {"expand_as": "scale", "index": "gather", "index_select": "gather"}
-_SKIP = {"view", "flip", "contiguous", "to", "_to_copy", "neg", "pow", "sub", "square", "getitem", "reshape", "_unsafe_view",
-         "flatten", "unflatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand", "slice", "select", "clone",
-         "split_with_sizes", "unbind"}  # fmt: skip
+_SKIP = {
+    "view", "flip", "contiguous", "to", "_to_copy", "neg", "pow", "sub", "square", "getitem", "reshape", "_unsafe_view",
+    "flatten", "unflatten", "unsqueeze", "squeeze", "permute", "transpose", "t", "expand", "slice", "select", "clone",
+    "split_with_sizes", "unbind",
+}  # fmt: skip
 
 
 def kernel_words(region: Region) -> str:

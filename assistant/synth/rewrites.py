@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from drk.assistant.synth.bags import equal_bags
 from drk.assistant.synth.decompositions import DECOMPOSITIONS, through_split
 from drk.assistant.synth.draft import Draft
 from drk.assistant.synth.expression import FLOATS, is_pointwise
@@ -24,10 +25,10 @@ from drk.gym.graph import Graph, Node, Ref, TensorMeta
 def rewrite(graph: Graph, *, by_channel: bool = False, channels_last: bool = False) -> Graph:
     """Return an equivalent graph that fuses better. See the module's docstring for the rules.
 
-    ``by_channel`` lets norms over whole images be written by channel, which ``channels_last`` tensors need.
+    ``by_channel``, for inference, lets norms over whole images be written by channel, which ``channels_last`` tensors
+    need, and bags of equal length as gathers.
     """
-    if not by_channel:
-        graph = updating_batch_norms(graph)
+    graph = equal_bags(graph) if by_channel else updating_batch_norms(graph)
     users = graph.users()
     inputs = {item.name for item in graph.placeholders}
     taken = inputs | {node.name for node in graph.nodes}

@@ -230,3 +230,22 @@ def test_made_values_alone_make_no_kernel(check):
     check(Function(lambda _, x: torch.full((4, 5), 2.5).exp() * torch.ones(5) + x), torch.randn(5))
     check(Function(lambda _, x: (x + 1.5, torch.zeros(6, 4) + x * 2)), torch.randn(4))
     check(Function(lambda _, x: x.half() + torch.full((5,), 0.1, dtype=torch.float16)), torch.randn(5))
+
+
+@pytest.mark.parametrize("mode", ["sum", "mean"])
+def test_bags_of_equal_length(check, mode):
+    module = Function(lambda s, x: s.bag(x).relu() * 2, bag=nn.EmbeddingBag(30, 24, mode=mode))
+    compiled = check(module, ids_of(6, 5), calls=[[ids_of(3, 9)]])
+    assert compiled.launches == 1
+    assert "arange" not in compiled.source.split("def forward")[1]
+
+
+def test_other_bags_stay_with_torch(check):
+    ids, offsets, weights = ids_of(12), torch.tensor([0, 5, 8]), torch.rand(6, 5)
+    module = Function(lambda s, x, o: s.bag(x, o).relu() * 2, bag=nn.EmbeddingBag(30, 24))
+    assert "embedding_bag" in check(module, ids, offsets).source
+    for options in ({"padding_idx": 0}, {"mode": "max"}):
+        module = Function(lambda s, x: s.bag(x).relu() * 2, bag=nn.EmbeddingBag(30, 24, **options))
+        assert "embedding_bag" in check(module, ids_of(6, 5)).source
+    module = Function(lambda s, x, w: s.bag(x, None, w).relu() * 2, bag=nn.EmbeddingBag(30, 24, mode="sum"))
+    assert "embedding_bag" in check(module, ids_of(6, 5), weights).source
