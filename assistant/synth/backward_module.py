@@ -23,9 +23,10 @@ from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_modu
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
 from drk.assistant.synth.planner import plan
 from drk.assistant.synth.pointwise import BLOCKS
-from drk.assistant.synth.propose import Compiled, Variant, write_steps, wrong_elsewhere
+from drk.assistant.synth.propose import Compiled, write_steps, wrong_elsewhere
 from drk.assistant.synth.regions import Region, Rules, product_of
 from drk.assistant.synth.rewrites import rewrite
+from drk.assistant.synth.variants import Variant
 from drk.gym.graph import Graph, Pack, Placeholder, Ref
 from drk.gym.schema import Candidate
 
