@@ -17,6 +17,7 @@ from drk.assistant.synth.draft import Draft, contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.loss_rules import LOSS_RULES
 from drk.assistant.synth.reduction_rules import REDUCTION_RULES, reducible
+from drk.assistant.synth.row_totals import TOTAL_RULES
 from drk.assistant.synth.thin_rules import THIN_RULES
 from drk.gym.graph import Node, Ref, TensorMeta
 
@@ -299,6 +300,7 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     "view": _full_reduction,
     "getitem": _getitem,
     **REDUCTION_RULES,
+    **TOTAL_RULES,
     **THIN_RULES,
     **LOSS_RULES,
 }

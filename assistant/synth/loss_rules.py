@@ -17,7 +17,8 @@ from typing import Any
 
 from drk.assistant.synth.draft import Draft, contiguous_meta
 from drk.assistant.synth.expression import FLOATS, is_pointwise
-from drk.assistant.synth.reduction_rules import Rule, argument, distance, reducible
+from drk.assistant.synth.reduction_rules import Rule, argument, distance
+from drk.assistant.synth.row_totals import total
 from drk.gym.graph import Node, Ref, Symbol
 
 MAX_CLASSES = 2**18
@@ -28,12 +29,7 @@ def _total(node: Node, draft: Draft, loss: Ref, reduction: int) -> Ref | None:
     """Apply a loss's ``reduction``: 0 none, 1 mean, 2 sum."""
     if reduction == 0:
         return loss
-    meta = draft.metas[loss.name]
-    dims = reducible(meta, None)
-    if dims is None:
-        return None
-    op = "mean.dim" if reduction == 1 else "sum.dim_IntList"
-    return draft.emit(node, "loss", op, loss, dims, False)
+    return total(node, draft, loss, "mean.dim" if reduction == 1 else "sum.dim_IntList")
 
 
 def _pair(node: Node, draft: Draft) -> tuple[Ref, Ref] | None:

@@ -190,6 +190,17 @@ def test_variants_differ_in_blocks_and_warps(graph_of):
     assert len(found) == len(sources) == 4
 
 
+def test_totals_of_what_rows_made_never_write_the_rows(check, monkeypatch):
+    def distillation(_, student, teacher):
+        parts = F.log_softmax(student / 2, -1), F.softmax(teacher / 2, -1)
+        return F.kl_div(*parts, reduction="batchmean") * 4, (parts[1] * parts[0]).sum(), parts[1].square().mean()
+
+    monkeypatch.setattr(long_rows, "MAX_REGISTERS", 0)
+    compiled = check(Function(distillation), torch.randn(5, 2300), torch.randn(5, 2300), factor=8.0)
+    written = [operand for region in compiled.regions for operand in region.outputs]
+    assert not any(operand.meta.numel > 5 for operand in written)
+
+
 # --- Which rows are walked -----------------------------------------------------------------------------------
 
 CHOICES = [
