@@ -260,6 +260,18 @@ def _silu_parts(node: Node, draft: Draft) -> Ref | None:
     return None
 
 
+def _prelu(node: Node, draft: Draft) -> Ref | None:
+    """``where(x > 0, x, weight * x)`` with the weight's channels along dimension 1, as PyTorch computes it."""
+    x, weight = node.args[:2]
+    meta = draft.metas[x.name]
+    if meta.dtype not in _FUSED or len(meta.shape) < 2 or not draft.by_channel:
+        return None
+    shape = (draft.metas[weight.name].numel,) + (1,) * (len(meta.shape) - 2)
+    slope = _shaped(node, draft, weight, shape)
+    positive = draft.emit(node, "positive", "gt.Scalar", x, 0)
+    return draft.emit(node, "prelu", "where.self", positive, x, draft.emit(node, "sloped", "mul.Tensor", x, slope))
+
+
 def _full_reduction(node: Node, draft: Draft) -> Ref | None:
     """``reduce(x, -1)`` followed by a reshape that only restores the dimension is ``keepdim=True``."""
     source, shape = node.args[0], node.metas[0].shape if node.metas[0] else None
@@ -299,6 +311,7 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     "unsqueeze": _full_reduction,
     "view": _full_reduction,
     "getitem": _getitem,
+    "prelu": _prelu,
     **REDUCTION_RULES,
     **TOTAL_RULES,
     **THIN_RULES,

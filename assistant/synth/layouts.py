@@ -1,6 +1,7 @@
 """Convolutions prepared for fusion: their bias moved behind them, their tensors laid out with channels innermost.
 
-The library adds a convolution's bias in a pass of its own; written as an addition it joins the kernel that follows.
+The library adds a convolution's bias in a pass of its own; written as an addition it joins the kernel that follows,
+through views too (:mod:`drk.assistant.synth.mapped_region`).
 Tensor cores want channels innermost, and the library transposes row-major tensors before and after each convolution;
 in the channels-last form of a graph this is done once on the way in, values stay in that layout from one convolution to
 the next, and the last kernel writes the row-major result that the module promises.
@@ -11,12 +12,14 @@ measures.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from drk.assistant.synth.draft import contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.frames import is_channels_last
+from drk.assistant.synth.index_rules import is_view, moves_data
 from drk.assistant.synth.regions import reduced_dims
 from drk.assistant.synth.windows import window_of
 from drk.gym.graph import Graph, Node, Pack, Ref, Symbol, TensorMeta
@@ -31,14 +34,17 @@ _KEEPS_LAYOUT = frozenset(
     }
 )  # fmt: skip
 """Torch operators whose result is channels-last where their input is."""
+
 _WRITTEN_OUT = frozenset(
     {
         "group_norm", "instance_norm", "layer_norm", "_native_batch_norm_legit_no_training",
         "_native_batch_norm_legit_functional", "_native_batch_norm_legit", "softmax", "_softmax", "log_softmax",
-        "_log_softmax", "logsumexp", "var", "std", "max", "min", "linalg_vector_norm", "norm",
+        "_log_softmax", "logsumexp", "var", "std", "max", "min", "linalg_vector_norm", "norm", "prelu", "glu",
     }
 )  # fmt: skip
 """Operators that become reductions and elementwise ones."""
+LARGE = 2**20
+"""Elements of a result from which on a kernel of its own adds a bias faster than the library does."""
 
 
 def is_convolution(node: Node) -> bool:
@@ -48,14 +54,14 @@ def is_convolution(node: Node) -> bool:
 
 
 def without_conv_bias(graph: Graph) -> Graph:
-    """Return the graph with biases of convolutions as additions, where pointwise operators follow."""
+    """Return the graph with biases of convolutions as additions, where kernels follow or the result is large."""
     users, metas = graph.users(), graph.metas()
     by_name = {node.name: node for node in graph.nodes}
     nodes: list[Node] = []
     for node in graph.nodes:
         bias = node.args[2] if is_convolution(node) and len(node.args) > 2 else None
-        followers = [by_name.get(name) for name in users[node.name]]
-        if not isinstance(bias, Ref) or not all(item and _takes_bias(item, graph) for item in followers):
+        fuses = any(_takes_bias(name, by_name, users, metas) for name in users[node.name])
+        if not isinstance(bias, Ref) or (not fuses and node.meta.numel < LARGE):
             nodes.append(node)
             continue
         names = {key: f"{node.name}_{key}" for key in ("product", "bias")}
@@ -74,9 +80,17 @@ def without_conv_bias(graph: Graph) -> Graph:
     return replace(graph, nodes=tuple(nodes))
 
 
-def _takes_bias(node: Node, graph: Graph) -> bool:
-    """Whether a kernel will read what ``node`` reads."""
-    metas, name = graph.metas(), node.bare_op
+def _takes_bias(
+    reader: str, by_name: Mapping[str, Node], users: Mapping[str, tuple[str, ...]], metas: Mapping[str, TensorMeta]
+) -> bool:
+    """Whether a kernel will read what ``reader`` reads, or what it shows of that if it is a view."""
+    node = by_name.get(reader)
+    if node is None:
+        return False
+    if is_view(node):
+        shown = (_takes_bias(name, by_name, users, metas) for name in users[reader])
+        return moves_data(node, metas) or any(shown)
+    name = node.bare_op
     if name == "batch_norm":
         return node.args[5] is not True
     if name in _WRITTEN_OUT:
@@ -87,6 +101,13 @@ def _takes_bias(node: Node, graph: Graph) -> bool:
     if window is not None:
         return window.weight is None
     return is_pointwise(node, metas) or reduced_dims(node, metas) is not None
+
+
+def adds_large_bias(nodes: Sequence[Node], metas: Mapping[str, TensorMeta]) -> bool:
+    """Whether ``nodes`` are the addition of a vector to something large, which is worth a kernel of its own."""
+    (node, *others) = nodes
+    sizes = sorted(metas[name].numel for name in node.inputs())
+    return not others and node.bare_op == "add" and len(sizes) == 2 and sizes[0] < sizes[1] and sizes[1] >= LARGE
 
 
 def channels_last(graph: Graph) -> Graph:

@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from drk.assistant.synth.algebra import thin_products
 from drk.assistant.synth.layouts import channels_last as in_channels_last
 from drk.assistant.synth.layouts import without_conv_bias
+from drk.assistant.synth.mapped_region import with_views
 from drk.assistant.synth.recompute import planned_with_recomputing
 from drk.assistant.synth.regions import Region, Rules
 from drk.assistant.synth.rewrites import rewrite
@@ -42,6 +43,8 @@ def plan_graph(graph: Graph, rules: Rules, *, channels_last: bool = False) -> Pl
     if channels_last:
         rewritten = in_channels_last(rewritten)
     rewritten, regions = planned_with_recomputing(rewritten, rules)
+    if rules.pointwise and rules.views:
+        regions = with_views(rewritten, regions, rules.excluded)
     return Plan(rewritten, tuple(regions), len(thin.nodes) > len(graph.nodes))
 
 

@@ -26,6 +26,8 @@ from drk.assistant.synth.depthwise import write_depthwise
 from drk.assistant.synth.gathers import made_values
 from drk.assistant.synth.graphed import NOTE, why_not_graphed
 from drk.assistant.synth.graphed_choice import starting_us, with_graphs, without_docstring
+from drk.assistant.synth.layouts import adds_large_bias
+from drk.assistant.synth.mapped import write_mapped
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
@@ -85,7 +87,10 @@ def compile_graph(
         variant = replace(variant, note=f"{variant.note}; algebra: a summed product is a thin one")
     names = value_names(rewritten)
     possible = [region for region in planned if region.outputs or region.attention]
-    regions = [region for region in possible if region.kind != "pointwise" or len(region.nodes) > 1] or possible
+    metas = rewritten.metas()
+    several = [item for item in possible if item.kind != "pointwise" or len(item.nodes) > 1]
+    regions = [*several, *(item for item in possible if item not in several and adds_large_bias(item.nodes, metas))]
+    regions = regions or possible
     # A torch operator would hand its input's layout on to the module's caller.
     regions = possible if variant.channels_last else regions
     if not regions:
@@ -186,6 +191,7 @@ _WRITERS = {
     "row": write_row,
     "split": write_split,
     "pointwise": write_pointwise,
+    "mapped": write_mapped,
     "pool": write_pooling,
     "depthwise": write_depthwise,
     "scan": write_scan,

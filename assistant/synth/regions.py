@@ -119,6 +119,8 @@ class Rules:
     gather: bool = True
     pixels: bool = False
     """Convolutions with windows of one element as products with their epilogue."""
+    views: bool = True
+    """Elementwise kernels read through views (:mod:`drk.assistant.synth.mapped_region`)."""
     excluded: frozenset[str] = frozenset()
     """Names of nodes that must stay torch operators."""
 

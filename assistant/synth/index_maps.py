@@ -1,0 +1,202 @@
+"""Maps from a kernel's output coordinates to the coordinates of what it reads, through views and other index changes.
+
+A coordinate is a mixed-radix number: a sum of *digits* (parts of the output's dimensions, the atoms) times weights and
+a start. Reshapes split atoms where a boundary falls inside of one (``y`` into ``y_outer``, ``y_inner``), permutations
+reorder coordinates, slices add starts, flips turn digits around, nearest upsampling and repeats drop digits. So a pixel
+shuffle, a channel shuffle and a plain transposition are the same in the end: each input is linear in the atoms.
+
+Which operator does what is told by :mod:`drk.assistant.synth.index_rules`. Weights and sizes are those of the captured
+shapes; the writer (:mod:`drk.assistant.synth.mapped`) states them by the tensors' sizes at run time.
+
+Left out: splits at which sizes do not divide one another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+
+@dataclass(frozen=True)
+class Digit:
+    """``weight`` times an atom's index, or times ``size - 1 - index`` where ``turned``."""
+
+    atom: int
+    weight: int = 1
+    turned: bool = False
+
+
+@dataclass(frozen=True)
+class Coordinate:
+    """``start`` plus digits, outermost first; ``parts`` says that ``start`` is where one of so many equal parts is."""
+
+    digits: tuple[Digit, ...] = ()
+    start: int = 0
+    parts: int = 0
+
+
+Coordinates = tuple[Coordinate, ...]
+
+
+class Refined(Exception):
+    """An atom was split: coordinates that were made before hold the whole one and have to be made again."""
+
+
+class NoMap(Exception):
+    """The operator's index change is none of those that are known here."""
+
+
+@dataclass
+class Atoms:
+    """The parts of an output's dimensions: sizes, names and what was split into what (outer, inner)."""
+
+    sizes: list[int] = field(default_factory=list)
+    names: list[str] = field(default_factory=list)
+    children: dict[int, tuple[int, int]] = field(default_factory=dict)
+    grown: set[int] = field(default_factory=set)
+    """Atoms along which something was expanded: sizes that may be those of an input that is read elsewhere."""
+
+    def add(self, size: int, name: str) -> int:
+        """Add an atom and return its number."""
+        self.sizes.append(size)
+        self.names.append(name)
+        return len(self.sizes) - 1
+
+    def split(self, atom: int, inner: int) -> None:
+        """Split ``atom`` so that its inner part has the size ``inner``.
+
+        Raises:
+            Refined: always; coordinates have to be made again.
+        """
+        name = self.names[atom]
+        outer = self.add(self.sizes[atom] // inner, f"{name}_outer")
+        self.children[atom] = (outer, self.add(inner, f"{name}_inner"))
+        raise Refined
+
+    def leaves(self, atom: int) -> list[int]:
+        """The parts that ``atom`` was split into, outermost first."""
+        if atom not in self.children:
+            return [atom]
+        return [leaf for child in self.children[atom] for leaf in self.leaves(child)]
+
+    def coordinate(self, atom: int) -> Coordinate:
+        """The coordinate that walks ``atom``."""
+        digits: list[Digit] = []
+        weight = 1
+        for leaf in reversed(self.leaves(atom)):
+            digits.append(Digit(leaf, weight))
+            weight *= self.sizes[leaf]
+        return Coordinate(tuple(reversed(digits)))
+
+    def most(self, coordinate: Coordinate) -> int:
+        """The largest value of a coordinate."""
+        return coordinate.start + sum((self.sizes[digit.atom] - 1) * digit.weight for digit in coordinate.digits)
+
+
+# --- Index changes -------------------------------------------------------------------------------------------
+
+
+def reshaped(coords: Coordinates, after: Sequence[int], before: Sequence[int], atoms: Atoms) -> Coordinates:
+    """Coordinates in the shape ``before`` of what has ``coords`` in the shape ``after``.
+
+    Raises:
+        Refined: an atom had to be split.
+        NoMap: sizes do not divide one another.
+    """
+    result: list[Coordinate] = []
+    for here, there in _blocks(before, after):
+        if len(here) == 1 and len(there) == 1:
+            result.append(coords[there[0]])
+        elif not there:
+            result += [Coordinate() for _ in here]
+        elif here:
+            result += _redigited([coords[dim] for dim in there], [after[dim] for dim in there],
+                                 [before[dim] for dim in here], atoms)  # fmt: skip
+    return tuple(result)
+
+
+def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+    """Runs of dimensions of both shapes with equal products, as short as can be; single ones on their own."""
+    blocks: list[tuple[list[int], list[int]]] = []
+    i = j = 0
+    while i < len(before) or j < len(after):
+        if i < len(before) and j < len(after) and before[i] == after[j]:
+            blocks.append(([i], [j]))
+            i, j = i + 1, j + 1
+        elif i < len(before) and before[i] == 1:
+            blocks.append(([i], []))
+            i += 1
+        elif j < len(after) and after[j] == 1:
+            blocks.append(([], [j]))
+            j += 1
+        else:
+            here, there = [i], [j]
+            sizes = [before[i], after[j]]
+            i, j = i + 1, j + 1
+            while sizes[0] != sizes[1]:
+                if sizes[0] < sizes[1]:
+                    sizes[0] *= before[i]
+                    here.append(i)
+                    i += 1
+                else:
+                    sizes[1] *= after[j]
+                    there.append(j)
+                    j += 1
+            blocks.append((here, there))
+    return blocks
+
+
+def _redigited(coords: Sequence[Coordinate], after: list[int], before: list[int], atoms: Atoms) -> list[Coordinate]:
+    flat: list[Digit] = []
+    start, stride = 0, 1
+    for coordinate, size in zip(reversed(coords), reversed(after), strict=True):
+        flat += [replace(digit, weight=digit.weight * stride) for digit in coordinate.digits]
+        start += coordinate.start * stride
+        stride *= size
+    result: list[Coordinate] = []
+    stride = 1
+    for size in reversed(before):
+        digits = [digit for digit in flat if stride <= digit.weight < stride * size]
+        for digit in digits:
+            _fits(digit, stride * size, atoms)
+            if digit.weight % stride:
+                raise NoMap
+        digits.sort(key=lambda digit: -digit.weight)
+        own = tuple(replace(digit, weight=digit.weight // stride) for digit in digits)
+        made = Coordinate(own, start // stride % size)
+        if atoms.most(made) >= size:
+            raise NoMap
+        result.append(made)
+        stride *= size
+    return result[::-1]
+
+
+def _fits(digit: Digit, edge: int, atoms: Atoms) -> None:
+    """Split a digit's atom that crosses ``edge``."""
+    size = atoms.sizes[digit.atom]
+    if digit.weight * size <= edge:
+        return
+    inner, rest = divmod(edge, digit.weight)
+    if rest or size % inner:
+        raise NoMap
+    atoms.split(digit.atom, inner)
+
+
+def permuted(coords: Coordinates, dims: Sequence[int]) -> Coordinates:
+    """Coordinates before ``permute(dims)``."""
+    result = list(coords)
+    for place, dim in enumerate(dims):
+        result[dim % len(dims)] = coords[place]
+    return tuple(result)
+
+
+def sliced(coordinate: Coordinate, start: int, step: int = 1, parts: int = 0) -> Coordinate:
+    """The coordinate before a slice."""
+    digits = tuple(replace(digit, weight=digit.weight * step) for digit in coordinate.digits)
+    return Coordinate(digits, start + coordinate.start * step, parts if not coordinate.start else 0)
+
+
+def flipped(coordinate: Coordinate, size: int, atoms: Atoms) -> Coordinate:
+    """The coordinate before a flip of a dimension of ``size``."""
+    digits = tuple(replace(digit, turned=not digit.turned) for digit in coordinate.digits)
+    return Coordinate(digits, size - 1 - atoms.most(coordinate))

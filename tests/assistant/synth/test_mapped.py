@@ -1,0 +1,156 @@
+"""Kernels that read through views, against float64 under the interpreter."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+from modules import Each, Function
+from torch import nn
+
+from drk.assistant.synth.propose import compile_graph, variants
+
+
+def shuffled(groups):
+    def shuffle(x):
+        n, c, h, w = x.shape
+        return x.view(n, groups, c // groups, h, w).transpose(1, 2).reshape(n, c, h, w)
+
+    return shuffle
+
+
+def both(check, module, *args, **options):
+    """What is compiled row-major and channels last."""
+    return [check(module, *args, variant=variant, **options) for variant in (0, 1)]
+
+
+def kinds(compiled):
+    return sorted(region.kind for region in compiled.regions)
+
+
+def test_a_bias_a_pixel_shuffle_prelu_and_clamp_are_one_kernel(check):
+    parts = {"conv": nn.Conv2d(3, 24, 3, padding=1), "act": nn.PReLU(6)}
+    nn.init.uniform_(parts["act"].weight, -0.5, 0.5)
+    module = Function(lambda s, x: s.act(F.pixel_shuffle(s.conv(x), 2)).clamp(-1, 1), **parts)
+    last, plain = both(check, module, torch.randn(2, 3, 5, 7), calls=[[torch.randn(1, 3, 8, 6)]])
+    assert kinds(last) == ["mapped", "pointwise"]
+    assert kinds(plain) == ["mapped"]
+    assert plain.launches == 2
+    assert "reshape" not in plain.source.split("def forward")[1]
+
+
+def test_a_channel_shuffle_before_a_norm(check):
+    parts = {"conv": nn.Conv2d(12, 12, 1, groups=3), "norm": nn.BatchNorm2d(12)}
+    nn.init.uniform_(parts["norm"].running_var, 0.5, 1.5)
+    nn.init.normal_(parts["norm"].running_mean)
+    module = Function(lambda s, x: s.norm(F.relu(shuffled(3)(s.conv(x)))), **parts)
+    last, plain = both(check, module, torch.randn(2, 12, 9, 8), calls=[[torch.randn(3, 12, 5, 5)]])
+    assert (last.launches, plain.launches) == (3, 2)
+
+
+def test_halves_behind_a_bias(check):
+    def forward(s, x):
+        signal, gate = s.conv(x).chunk(2, 1)
+        return x + torch.tanh(signal) * torch.sigmoid(gate)
+
+    module = Function(forward, conv=nn.Conv1d(6, 12, 3, padding=2, dilation=2))
+    compiled = check(module, torch.randn(2, 6, 33), calls=[[torch.randn(1, 6, 70)]])
+    assert compiled.launches == 2
+    module = Function(lambda s, x: F.glu(s.conv(x), 1) * 2, conv=nn.Conv2d(3, 10, 3))
+    both(check, module, torch.randn(2, 3, 9, 8), calls=[[torch.randn(3, 3, 6, 11)]])
+
+
+def test_unequal_parts_behind_a_bias(check):
+    def forward(s, x):
+        a, b, c = s.conv(x).split([2, 4, 2], 1)
+        return a * c.sigmoid() + b[:, 1:3].relu()
+
+    module = Function(forward, conv=nn.Conv2d(3, 8, 3))
+    assert check(module, torch.randn(2, 3, 9, 8), variant=1, calls=[[torch.randn(1, 3, 6, 11)]]).launches == 2
+
+
+@pytest.mark.parametrize("factor", [2, 3])
+def test_nearest_upsampling_and_a_skip(check, factor):
+    module = Function(
+        lambda s, x, y: F.elu(F.interpolate(s.conv(x), scale_factor=factor) + y, 0.7),
+        conv=nn.Conv2d(4, 6, 3, padding=1),
+    )
+    calls = [[torch.randn(1, 4, 3, 7), torch.randn(1, 6, 3 * factor, 7 * factor)]]
+    last, plain = both(check, module, torch.randn(2, 4, 5, 6), torch.randn(2, 6, 5 * factor, 6 * factor), calls=calls)
+    assert (last.launches, plain.launches) == (3, 2)
+
+
+def test_a_large_upsampling_in_both_layouts(check):
+    module = Function(lambda s, x, y: (F.interpolate(s.conv(x), scale_factor=2) * y).relu(), conv=nn.Conv2d(3, 72, 1))
+    both(check, module, torch.randn(1, 3, 5, 37), torch.randn(1, 72, 10, 74))
+
+
+def test_a_shuffle_that_nothing_follows(check):
+    module = Function(lambda s, x: F.pixel_shuffle(s.conv(x), 2), conv=nn.Conv2d(3, 8, 3, padding=1))
+    assert check(module, torch.randn(2, 3, 5, 7), variant=1).launches == 2
+    module = Function(lambda _, x, y: (x * y).transpose(1, 2).reshape(6, 20))
+    assert check(module, torch.randn(6, 4, 5), torch.randn(6, 4, 5), calls=[[torch.randn(6, 4, 5)] * 2]).launches == 1
+
+
+VIEWS = (
+    lambda _, x: (x * 2).flip((1, 2)).sigmoid() + 1,
+    lambda _, x: (x * 2).repeat(2, 3, 1).sigmoid() + 1,
+    lambda _, x: (x * 2).repeat_interleave(3, 2).sigmoid() + 1,
+    lambda _, x: (x * 2).permute(2, 0, 1).reshape(-1, 6).sigmoid() + 1,
+    lambda _, x: F.pixel_unshuffle((x * 2).unsqueeze(1), 2).sigmoid() + 1,
+    lambda _, x: (x.sigmoid() * x)[:, 1:].transpose(0, 2).flatten(0, 1).exp() * 2,
+    lambda _, x: (lambda y: y.flip(1) + y * 3)((x * 2).transpose(1, 2).clone()),
+    lambda _, x: torch.logical_and((x > 0).flip(1), x < 1).float() * 3,
+)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_views_between_elementwise_operators(check, dtype):
+    inputs = [torch.randn(4, 6, 8).to(dtype) for _ in VIEWS]
+    compiled = check(Each(VIEWS), *inputs, factor=3.0)
+    assert kinds(compiled).count("mapped") == len(VIEWS)
+
+
+def test_strided_inputs_are_read_where_they_lie(check):
+    module = Function(lambda _, x, y: F.pixel_shuffle((x + 1) * y, 2).relu() * 2)
+    x, y = torch.randn(2, 8, 3, 10)[..., ::2], torch.randn(2, 3, 5, 8).permute(0, 3, 1, 2)
+    assert check(module, x, y, kernels=["add_mul_pixel_shuffle_relu"]).launches == 1
+
+
+def test_a_value_that_is_read_elsewhere_too_is_written(check):
+    def forward(s, x):
+        y = s.conv(x)
+        return F.pixel_shuffle(y, 2).relu() + 1, y.sum(1)
+
+    both(check, Function(forward, conv=nn.Conv2d(3, 8, 3)), torch.randn(2, 3, 9, 8))
+
+
+def test_a_view_that_is_read_elsewhere_too(check):
+    def forward(s, x):
+        y = F.interpolate(s.a(x), scale_factor=2)
+        return F.elu(s.b(y).sigmoid() * y)
+
+    parts = {"a": nn.Conv2d(3, 4, 3), "b": nn.Conv2d(4, 4, 3, padding=1)}
+    both(check, Function(forward, **parts), torch.randn(2, 3, 9, 8))
+
+
+def test_prelu_of_one_and_of_many_channels(check):
+    parts = {"one": nn.PReLU(), "many": nn.PReLU(5)}
+    nn.init.uniform_(parts["many"].weight, -1, 1)
+    compiled = check(
+        Function(lambda s, x: s.many(s.one(x) * 2), **parts), torch.randn(3, 5, 7), calls=[[torch.randn(1, 5, 9)]]
+    )
+    assert compiled.launches == 1
+    check(Function(lambda s, x: s.many(x * 2), **parts), torch.randn(4, 5))
+
+
+def test_special_values_come_through(interpreter, graph_of):
+    module = Function(lambda s, x: s.act(F.pixel_shuffle(x * 1.0, 2)), act=nn.PReLU(2))
+    x = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, -0.0, 1e38, -1e38, 3.0]).reshape(1, 8, 1, 1)
+    graph = graph_of(module, x)
+    ((got,),) = interpreter.run(compile_graph(graph, variants(graph)[0]).source, module.state_dict(), [[x]])
+    torch.testing.assert_close(got, module(x), equal_nan=True)
+
+
+def test_sizes_that_no_operand_tells_are_left_to_torch(graph_of):
+    module = Function(lambda _, x: (x * 2).unsqueeze(1).expand(4, 7, 5).reshape(28, 5).sigmoid())
+    graph = graph_of(module, torch.randn(4, 5))
+    assert not any(region.kind == "mapped" for region in compile_graph(graph, variants(graph)[0]).regions)
