@@ -29,9 +29,39 @@ def test_pools_agree_with_float64(check):
     def images(*shape):
         return [torch.randn(shape) for _ in POOLS]
 
-    compiled = check(Each(POOLS), *images(2, 6, 13, 11), calls=[images(3, 4, 9, 8)], factor=3.0)
+    others = [images(3, 4, 9, 8), images(1, 3, 40, 70), images(5, 3, 7, 33)]
+    compiled = check(Each(POOLS), *images(2, 6, 13, 11), calls=others, factor=3.0)
     assert {region.kind for region in compiled.regions} == {"pool"}
     assert len(compiled.kernels) == len(POOLS)
+
+
+def test_tensors_that_lie_otherwise_than_captured(check):
+    module = Function(lambda s, x, y: F.avg_pool2d((x + y).relu() * s.scale, 3, 2, 1), scale=torch.randn(6, 1, 1))
+    laid_out = [[torch.randn(2, 20, 18, 6).permute(0, 3, 1, 2), torch.randn(2, 6, 20, 18)]]
+    laid_out += [[torch.randn(2, 6, 9, 16)[:, :, :, ::2], torch.randn(2, 12, 9, 8)[:, ::2]]]
+    check(module, IMAGES, torch.randn(2, 6, 13, 11), calls=laid_out)
+    alone = Function(lambda _, x: F.max_pool2d(x, 3, 2, 1) + 1)
+    single = torch.randn(3, 1, 9, 8)
+    check(alone, IMAGES, calls=[[single], [single.contiguous(memory_format=torch.channels_last)]])
+
+
+def test_a_gate_for_each_channel_of_each_image_before_the_pool(check):
+    gated = Function(lambda _, x, gate: F.avg_pool2d(x * gate, 2).tanh())
+    check(gated, IMAGES, torch.rand(2, 6, 1, 1), calls=[[torch.randn(1, 3, 8, 6), torch.rand(1, 3, 1, 1)]])
+    check(gated, IMAGES, torch.rand(1, 6, 1, 1))
+    check(gated, IMAGES, torch.rand(2, 1, 13, 11))
+
+
+def test_half_precision(check):
+    check(Function(lambda _, x: F.avg_pool2d(x.relu(), 3, 2, 1)), IMAGES.half(), factor=3.0)
+
+
+def test_tiles_compile_for_a_gpu_without_spills(offline_compile, graph_of):
+    module = Function(lambda _, x: F.avg_pool2d(x.relu(), 3, 2, 1))
+    graph = graph_of(module, torch.randn(2, 4, 96, 96))
+    (row,) = offline_compile(compile_graph(graph, variants(graph)[0]).source, (2, 4, 96, 96))
+    assert row["spill_bytes"] == 0
+    assert row["registers"] <= 80
 
 
 def test_both_sides_of_a_pool_with_channel_parameters(check):
