@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from drk.assistant.synth import online
 from drk.assistant.synth.body import Body, KernelText
 from drk.assistant.synth.domain import Operand, index_lines
+from drk.assistant.synth.expression import scalar_flops
 from drk.assistant.synth.frames import transposed
 from drk.assistant.synth.launcher import (
     allocation_lines,
@@ -42,6 +43,10 @@ MAX_ELEMENTS_READ_ONCE = 16
 """The same for rows that a walk would read once as well: there is nothing to be gained by holding them."""
 THREADS = 512
 """Threads of the largest program of a row kernel: 16 warps."""
+HEAVY = 48
+"""Arithmetic instructions for an element from which on lanes beyond a row's end cost more than a walk."""
+WIDTHS = (2048, 1024, 512, 256)
+"""Block lengths of walks over rows that are heavy: the launcher takes the one with the fewest lanes beyond the end."""
 
 
 def fits_registers(region: Region) -> bool:
@@ -51,8 +56,23 @@ def fits_registers(region: Region) -> bool:
     edge = len(region.shape) - region.columns
     n_cols = 1 << max(0, math.prod(region.shape[edge:]) - 1).bit_length()
     walks = sum(item.walks for item in passes_of(region, online_groups(region.nodes)))
+    wasteful = n_cols >= 2 * WIDTHS[-1] and 4 * n_cols > 5 * math.prod(region.shape[edge:])
+    if walks == 1 and wasteful and is_heavy(region):
+        return False
     most = MAX_ELEMENTS if walks > 1 else MAX_ELEMENTS_READ_ONCE
     return n_cols <= most * THREADS and n_cols * live_rows(region) <= MAX_REGISTERS * THREADS
+
+
+def is_heavy(region: Region) -> bool:
+    """Whether a kernel of ``region`` is bound by arithmetic, as one with powers is, so that empty lanes cost time."""
+    edge = len(region.shape) - region.columns
+    full = {item.value for item in region.inputs if any(item.varies[edge:])}
+    nodes: list[Node] = []
+    for node in region.nodes:
+        if node.bare_op not in REDUCTIONS and full & set(node.inputs()):
+            full.add(node.name)
+            nodes.append(node)
+    return scalar_flops(nodes) >= HEAVY
 
 
 def live_rows(region: Region) -> int:
@@ -163,14 +183,16 @@ def _walk_lines(body: Body, loops: _Loops, item: Pass, stored: Sequence[Operand]
 
 
 def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str], block: Block) -> list[str]:
-    elements = 2 * block.elements
+    elements, width = 2 * block.elements, f"min({2 * block.elements}, triton.next_power_of_2(n_cols))"
+    if is_heavy(body.region):
+        elements, width = block.elements, f"min({WIDTHS}, key=lambda width: triton.cdiv(n_cols, width) * width)"
     return [
         *layout_lines(body, owned),
         *allocation_lines(body),
         *row_size_lines(body),
         index_type_line(body),
-        f"block_n = min({elements}, triton.next_power_of_2(n_cols))",
-        f"block_m = {elements} // block_n",
+        f"block_n = {width}",
+        f"block_m = max(1, {elements} // block_n)",
         *call_lines(
             f"{name}_kernel",
             "(triton.cdiv(n_rows, block_m),)",

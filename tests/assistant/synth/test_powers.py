@@ -88,3 +88,20 @@ def test_half_precision_and_broadcast_exponents(check):
     module = Function(lambda s, x: torch.pow(x.abs() + 0.1, s.p) * 2, p=torch.rand(6, 1) * 3)
     check(module, torch.randn(4, 6, 20))
     check(module.half(), torch.randn(4, 6, 20).half())
+
+
+def test_rows_whose_padding_would_cost_are_walked_in_blocks(check, interpreter, graph_of):
+    module = Function(lambda s, x: (x.clamp(min=1e-6).pow(s.p).mean(-1), x.amax(-1), x.std(-1)), p=torch.tensor(2.7))
+    x = torch.rand(5, 600)
+    compiled = check(module, x, calls=[[torch.rand(3, 256)], [torch.rand(2, 1300)], [torch.rand(2, 3)]])
+    assert "for start in range(" in compiled.source
+    x[0, 3], x[1, 599], x[2, 0] = NAN, INF, -INF
+    (outputs,) = interpreter.run(compiled.source, module.state_dict(), [[x]])
+    for got, truth in zip(outputs, module.double()(x.double()), strict=True):
+        torch.testing.assert_close(got.double(), truth.detach(), rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_whole_rows_stay_in_registers_where_they_fill_them(graph_of):
+    module = Function(lambda s, x: x.pow(s.p).mean(-1), p=torch.tensor(2.7))
+    graph = graph_of(module, torch.rand(5, 1024))
+    assert "for start in range(" not in compile_graph(graph, variants(graph)[0]).source
