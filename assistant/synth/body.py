@@ -16,6 +16,7 @@ from drk.assistant.synth.domain import Domain, Operand, fold, offset
 from drk.assistant.synth.expression import expression, is_pointwise, kind_of, scalar_text
 from drk.assistant.synth.gathers import OUTSIDE, gather_lines, position_text
 from drk.assistant.synth.regions import REDUCTIONS, Region
+from drk.assistant.synth.shortcuts import shortcut
 from drk.gym.graph import Node, Ref, TensorMeta
 
 INLINE_LIMIT = 64
@@ -88,9 +89,14 @@ class Body:
         return f"{self.names[operand.value]} = tl.load({self.address(operand)}{masked}){cast}"
 
     def loads(self, operands: Iterable[Operand]) -> list[str]:
-        """Statements that load ``operands``, but for tables, whose rows the region's gathers load."""
+        """Statements that load ``operands``, but for tables, whose rows the region's gathers load.
+
+        Whole tiles come last: Triton lays a tile's values out as its last large load does, and a load of a single row
+        (a bias) would spread each row over all warps, where every reduction takes a barrier.
+        """
         tables = {item.table for item in self.region.gathers}
-        return [self.load(operand) for operand in operands if operand.value not in tables]
+        found = [operand for operand in operands if operand.value not in tables]
+        return [self.load(operand) for operand in sorted(found, key=lambda operand: self.mask(operand) == "mask")]
 
     def store(self, operand: Operand) -> str:
         """Statement that stores an output; the pointer's type does the rounding."""
@@ -140,7 +146,8 @@ class Body:
             if node.name in gathers:
                 lines += gather_lines(self, gathers[node.name])
                 continue
-            text = tidy(expression(node, self.text, self.metas))
+            short = shortcut(node, self.region.nodes, self.metas, self.text)
+            text = tidy(short or expression(node, self.text, self.metas))
             single = uses.get(node.name, 0) == 1 and node.name not in stored and node.name not in keep
             if single and len(text) <= INLINE_LIMIT:
                 self._inlined[node.name] = text

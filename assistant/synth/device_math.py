@@ -1,7 +1,9 @@
 """Small device functions that emitted kernels call: activations and accurate elementary functions, as source text.
 
 Triton's ``tl.exp`` is the hardware's ``ex2.approx`` after one rounded multiplication, so its relative error grows with
-the argument; the gym compares errors with PyTorch's own, so kernels reduce the argument first and use a polynomial.
+the argument; the gym compares errors with PyTorch's own, so kernels split the argument first. That is left out where
+the error cannot show: in a softmax and in results of 16 bits (``exp_below``, ``short_...``). Kernels are bound by
+instructions, no longer by memory, from some 25 for each float32 on.
 ``tl.log``, ``tl.erf``, ``tl.sin`` and ``tl.cos`` are libdevice's accurate ones already. All of it is built from ``tl``
 operations that exist both compiled and in Triton's interpreter; libdevice is not called by name, since the interpreter
 has no results for it.
@@ -31,27 +33,20 @@ def reduced_expm1(x):
     "exp": '''
 @triton.jit
 def exp(x):
-    """e**x = 2**k (1 + (e**r - 1))."""
-    k, p = reduced_expm1(x)
-    half = tl.exp2(k - 1.0)
-    power = 2.0 * (half + half * p)
-    return tl.where(x > 88.8, float("inf"), tl.where(x < -104.0, 0.0, power))
+    """e**x = 2**t e**r: t has the 12 leading bits of x / log(2), so that r = x - t log(2) is exact, and below 0.05."""
+    x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
+    x = tl.minimum(x, 89.0, propagate_nan=tl.PropagateNan.ALL)
+    t = high_bits(x * 1.4426950408889634)
+    r = (x - t * 0.693359375) + t * 2.12194440e-4
+    p = r * 0.166666667 + 0.5
+    p = p * r + 1.0
+    return tl.exp2(t) * (p * r + 1.0)
 ''',
     "exp_below": '''
 @triton.jit
 def exp_below(x):
-    """e**min(x, 0), NaN for NaN: 2**k (1 + (e**r - 1)), with k rounded by adding 1.5 2**23 and taking it off again."""
-    x = tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL)
-    x = tl.maximum(x, -150.0, propagate_nan=tl.PropagateNan.ALL)
-    k = (x * 1.4426950408889634 + 12582912.0) - 12582912.0
-    r = (x - k * 0.693359375) + k * 2.12194440e-4
-    p = r * 0.000198412698 + 0.00138888889
-    p = p * r + 0.00833333333
-    p = p * r + 0.0416666667
-    p = p * r + 0.166666667
-    p = p * r + 0.5
-    power = tl.exp2(k)
-    return power + power * (p * r * r + r)
+    """e**min(x, 0), NaN for NaN, to 2**-24 of 1: what a softmax needs, whose largest weights have x near 0."""
+    return tl.exp2(tl.minimum(x, 0.0, propagate_nan=tl.PropagateNan.ALL) * 1.4426950408889634)
 ''',
     "expm1": '''
 @triton.jit
@@ -100,6 +95,25 @@ def log_sigmoid(x):
 def silu(x):
     """x sigmoid(x)."""
     return x / (1.0 + exp(-x))
+''',
+    "short_exp": '''
+@triton.jit
+def short_exp(x):
+    """e**x to |x| 2**-24 of itself: enough where x <= 0 and 1 is what counts, or where results have 16 bits."""
+    return tl.exp2(x * 1.4426950408889634)
+''',
+    "short_sigmoid": '''
+@triton.jit
+def short_sigmoid(x):
+    """1 / (1 + exp(-x)) to 2**-17, for results that are rounded to 16 bits."""
+    root = tl.rsqrt(1.0 + short_exp(-x))
+    return root * root
+''',
+    "short_silu": '''
+@triton.jit
+def short_silu(x):
+    """x sigmoid(x) to 2**-17, for results that are rounded to 16 bits."""
+    return x * short_sigmoid(x)
 ''',
     "gelu": '''
 @triton.jit

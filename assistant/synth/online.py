@@ -13,11 +13,11 @@ Left out: sums of exponentials that are scaled or multiplied before they are sum
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
 from drk.assistant.synth.body import Body, tidy
+from drk.assistant.synth.shortcuts import is_guarded
 from drk.gym.graph import Node, Ref
 
 
@@ -66,17 +66,6 @@ def _guard(node: Node, top: Node, by_name: dict[str, Node]) -> bool | None:
     if centred.args[1].name == top.name:
         return False
     return True if is_guarded(_made(centred.args[1], by_name), top, by_name) else None
-
-
-def is_guarded(node: Node | None, top: Node, by_name: dict[str, Node]) -> bool:
-    """Whether ``node`` is ``top`` with 0 in the place of infinities."""
-    if node is None or node.bare_op != "masked_fill" or node.args[0] != Ref(top.name) or node.args[2] != 0:
-        return False
-    test = _made(node.args[1], by_name)
-    if test is None or test.bare_op != "eq" or test.args[1] != math.inf:
-        return False
-    size = _made(test.args[0], by_name)
-    return size is not None and size.bare_op == "abs" and size.args[0] == Ref(top.name)
 
 
 def _made(value: object, by_name: dict[str, Node]) -> Node | None:

@@ -1,0 +1,78 @@
+"""Cheaper forms of operators where what surrounds them hides the difference.
+
+- An exponential of a value less its row's maximum is at most 1, and so is its weight in the row's sum: an absolute
+  error of 2**-24 is as good as a relative one. Its argument needs no splitting.
+- Such an exponential divided by its row's sum, which is at least 1, is multiplied by the sum's inverse: one division
+  for a row instead of one for each element.
+- Results that torch rounds to 16 bits hide what the short forms of exponentials leave out.
+
+Left out: forms that depend on the values' range otherwise, and 16-bit results of several operators (``tanh``, whose
+small results need their relative accuracy).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from drk.gym.graph import Node, Ref, TensorMeta
+
+HALVES = frozenset({"float16", "bfloat16"})
+_SHORT = {"exp": "short_exp", "sigmoid": "short_sigmoid", "silu": "short_silu"}
+
+
+def shortcut(
+    node: Node, nodes: Sequence[Node], metas: Mapping[str, TensorMeta], text: Callable[[Any, str], str]
+) -> str | None:
+    """Return the cheaper expression of ``node`` among a region's ``nodes``, or None where there is none.
+
+    ``text`` gives the source of an argument in a compute kind.
+    """
+    if node.bare_op not in {*_SHORT, "div"}:
+        return None
+    made = {item.name: item for item in nodes}
+    if node.bare_op == "div":
+        total = _made(node.args[1], made)
+        power = None if total is None or total.bare_op != "sum" else _made(total.args[0], made)
+        if power is None or node.args[0] != Ref(power.name) or node.kwargs or not is_weight(power, made):
+            return None
+        return f"{text(node.args[0], 'float')} * tl.div_rn(1.0, {text(node.args[1], 'float')})"
+    if is_weight(node, made):
+        return f"short_exp({text(node.args[0], 'float')})"
+    if {node.meta.dtype, *(metas[name].dtype for name in node.inputs())} <= HALVES:
+        return f"{_SHORT[node.bare_op]}({text(node.args[0], 'float')})"
+    return None
+
+
+def is_weight(node: Node, made: Mapping[str, Node]) -> bool:
+    """Whether ``node`` is an exponential of a value less its row's maximum (or less 0 where that is infinite)."""
+    centred = _made(node.args[0], made) if node.bare_op == "exp" else None
+    if centred is None or centred.bare_op != "sub" or len(centred.args) != 2 or centred.kwargs:
+        return False
+    shift = _made(centred.args[1], made)
+    if shift is not None and shift.bare_op == "masked_fill":
+        top = _made(shift.args[0], made)
+        return top is not None and _tops(top, centred) and is_guarded(shift, top, made)
+    return shift is not None and _tops(shift, centred)
+
+
+def is_guarded(node: Node | None, top: Node, made: Mapping[str, Node]) -> bool:
+    """Whether ``node`` is ``top`` with 0 in the place of infinities."""
+    if node is None or node.bare_op != "masked_fill" or node.args[0] != Ref(top.name) or node.args[2] != 0:
+        return False
+    test = _made(node.args[1], made)
+    if test is None or test.bare_op != "eq" or test.args[1] != math.inf:
+        return False
+    size = _made(test.args[0], made)
+    return size is not None and size.bare_op == "abs" and size.args[0] == Ref(top.name)
+
+
+def _tops(top: Node, centred: Node) -> bool:
+    """Whether ``top`` is the maximum, dimensions kept, of what ``centred`` subtracts from."""
+    same_rank = top.bare_op == "amax" and len(top.meta.shape) == len(centred.meta.shape)
+    return same_rank and top.args[0] == centred.args[0]
+
+
+def _made(value: object, made: Mapping[str, Node]) -> Node | None:
+    return made.get(value.name) if isinstance(value, Ref) else None
