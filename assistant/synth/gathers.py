@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 INDEX_DTYPES = frozenset({"int64", "int32"})
 MAX_EXACT = 256
-"""All integers up to this one are the same in every type (but for 8 bits, which graphs hardly fill)."""
+"""All integers up to this one are the same in every type of 16 bits or more."""
 OUTSIDE = "Rows of a table at indices outside of it are zeros (PyTorch's are an error)."
 
 
@@ -142,9 +142,10 @@ def _filled_with(node: Node, dtype: str) -> float | None:
     """The number that a tensor is filled with; None where there is none or its type rounds it."""
     place = _FULL.get(node.bare_op, len(node.args))
     number = node.args[place] if place < len(node.args) else _FILLED.get(node.bare_op)
-    if not isinstance(number, bool | int | float):
+    if not isinstance(number, bool | int | float) or dtype in {"int8", "uint8"}:
         return None
-    whole = math.isinf(number) or (abs(number) <= MAX_EXACT and float(number).is_integer())
+    most = 2**31 - 1 if dtype in INDEX_DTYPES else MAX_EXACT
+    whole = math.isinf(number) or (abs(number) <= most and float(number).is_integer())
     return number if whole or (dtype == "float32" and math.isfinite(number)) else None
 
 

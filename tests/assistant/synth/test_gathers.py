@@ -170,12 +170,17 @@ def test_sparse_gradients_and_the_renormalising_of_a_table_stay_with_torch(check
 def test_integers_that_forward_makes(graph_of):
     def forward(_, x):
         places = torch.arange(3, 8)
-        return x + places, x + places.unsqueeze(-1).expand(5, 5), x + torch.full((5,), 7), x + torch.arange(0, 10, 2)
+        return (
+            x + places,
+            x + places.unsqueeze(-1).expand(5, 5),
+            x + torch.full((5,), 7) + torch.full((5,), 900),
+            x + torch.arange(0, 10, 2),
+        )
 
     made = made_values(graph_of(Function(forward), torch.arange(5)))
     assert sorted(made.positions.values(), key=lambda item: item.axis)[0] == Position(-2, 3)
     assert Position(-1, 3) in made.positions.values()
-    assert set(made.numbers.values()) == {7}
+    assert set(made.numbers.values()) == {7, 900}
     assert not any(item.start == 0 for item in made.positions.values())
 
 
