@@ -19,8 +19,9 @@ from typing import Any
 
 from drk.assistant.synth.module_writer import UnsupportedGraph
 from drk.assistant.synth.pointwise import Block
-from drk.assistant.synth.propose import Variant, compile_graph
+from drk.assistant.synth.propose import compile_graph
 from drk.assistant.synth.regions import Rules
+from drk.assistant.synth.variants import Variant
 from drk.gym.errors import BundleError
 from drk.gym.graph import Graph, graph_from_json
 from drk.gym.graph_cost import VIEWS
