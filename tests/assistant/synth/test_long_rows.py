@@ -31,7 +31,6 @@ REDUCTIONS = [
     lambda _, x: x.amax(-1) + x.amin(-1),
     lambda _, x: x.var(-1),
     lambda _, x: (x * 0.01 + 1).prod(1),
-    lambda _, x: x.norm(dim=1),
     lambda _, x: x / x.abs().sum(1, keepdim=True),
     lambda _, x: F.softmax(x * 3, -1),
     lambda _, x: F.log_softmax(x, -1),
@@ -40,7 +39,7 @@ REDUCTIONS = [
     lambda _, x: torch.exp(x - x.amax(-1, keepdim=True)).mean(-1),
     lambda _, x: -(F.softmax(x, -1) * F.log_softmax(x, -1)).sum(-1),
 ]
-WALKS = [1, 1, 1, 1, 1, 1, 2, 2, 2, 1, 2, 1, 2]
+WALKS = [1, 1, 1, 1, 1, 2, 2, 2, 1, 2, 1, 2]
 
 
 @pytest.mark.usefixtures("looped")
@@ -68,7 +67,7 @@ def rows_with_infinities(columns):
     return x
 
 
-@pytest.mark.parametrize("columns", [4096, 5001])
+@pytest.mark.parametrize("columns", [2048, 4097])
 @pytest.mark.usefixtures("looped")
 def test_infinities_and_nan_are_those_of_pytorch(interpreter, graph_of, columns):
     module = Function(
@@ -104,7 +103,7 @@ def cross_entropy_with_penalty(_, x, labels):
     return F.cross_entropy(x.float(), labels), log_sum - picked, halved.mean(-1), log_sum.square().sum()
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(
     st.integers(1, 5),
     st.sampled_from([2, 63, 2047, 2048, 2049, 6143, 8192]),
@@ -122,7 +121,7 @@ def test_any_row_of_logits(check, rows, columns, dtype, scale):
     assert max(loops(compiled)) == 1
 
 
-@settings(max_examples=6, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
+@settings(max_examples=4, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
 @given(st.integers(1, 3), st.sampled_from([1, 5, 300]), st.sampled_from([7, 2048, 4100]), st.booleans())
 def test_any_normalised_row(check, batch, rows, columns, weighted):
     module = Function(
