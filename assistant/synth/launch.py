@@ -1,22 +1,25 @@
 """What emitted files hold so that a launch costs the host little: the text of :mod:`~.launch_template`.
 
 Every kernel that is launched stands under ``@Launch``. Writers name Triton's ``cdiv`` and ``next_power_of_2`` in
-launchers as anybody would; :func:`host_arithmetic` puts plain functions of the file in their place.
+launchers as anybody would; :func:`host_arithmetic` puts plain functions of the file in their place, and
+:func:`shapes_once` reads shapes that are asked for again and again.
 
-Left out: what a launch costs beyond Triton's part in it (allocation, reading of sizes).
+Left out: what a launch costs beyond that (allocation, strides).
 """
 
 from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 DECORATOR = "@Launch\n"
 """Stands above ``@triton.jit`` of kernels that are launched, not above that of device functions."""
 NAMES = ("Launch", "ceil_div", "power_of_2")
 """What the emitted text may define."""
+OFTEN = 3
+"""From so many readings on a shape gets a name."""
 _PLAIN = {"triton.cdiv(": "ceil_div(", "triton.next_power_of_2(": "power_of_2("}
 
 
@@ -25,6 +28,24 @@ def host_arithmetic(text: str) -> str:
     for slow, plain in _PLAIN.items():
         text = text.replace(slow, plain)
     return text
+
+
+def shapes_once(lines: Sequence[str], parameters: Sequence[str]) -> list[str]:
+    """Return a launcher's lines with each tensor's shape read once, where it is read often.
+
+    A shape is read after the tensor was laid out; torch makes a new object each time.
+    """
+    found = list(lines)
+    for name in parameters:
+        read = re.compile(rf"\b{name}\.shape(?=\[-?\d+\])")
+        using = [index for index, line in enumerate(found) if read.search(line)]
+        first = max((index + 1 for index, line in enumerate(found) if line.startswith(f"{name} = ")), default=0)
+        taken = re.search(rf"\b{name}_shape\b", "\n".join([*found, *parameters]))
+        if taken or sum(len(read.findall(line)) for line in found) < OFTEN or using[0] < first:
+            continue
+        found = [read.sub(f"{name}_shape", line) for line in found]
+        found.insert(first, f"{name}_shape = {name}.shape")
+    return found
 
 
 def launch_parts(texts: Iterable[str]) -> list[str]:

@@ -22,7 +22,7 @@ class Launch:
     """A kernel that remembers what Triton compiled, and starts that again for a launch like an earlier one.
 
     Alike are launches on the same device with equal integers and constants and with tensors of the same types, all of
-    them aligned to 16 bytes: Triton distinguishes no more. The rest, and its interpreter's launches, are left to Triton.
+    them aligned to 16 bytes: Triton distinguishes no more. It gets all others, and everything under its interpreter.
     """
 
     def __init__(self, kernel: triton.JITFunction) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from drk.assistant.synth.body import Body, KernelText, indent
 from drk.assistant.synth.domain import Operand, group_size_text, size_arguments, size_text, stride_arguments
 from drk.assistant.synth.gathers import gather_arguments
-from drk.assistant.synth.launch import DECORATOR, host_arithmetic
+from drk.assistant.synth.launch import DECORATOR, host_arithmetic, shapes_once
 
 
 @dataclass(frozen=True)
@@ -149,10 +149,11 @@ def result_line(body: Body) -> str:
 
 
 def function_source(name: str, parameters: Sequence[str], docstring: str, lines: Sequence[str], results: int) -> str:
-    """Source of a launcher function; Triton's host functions in ``lines`` become the file's own quicker ones."""
+    """Source of a launcher function; ``lines`` are made quicker for the host (:mod:`drk.assistant.synth.launch`)."""
+    body = host_arithmetic(indent(shapes_once(lines, parameters)))
     typed = ", ".join(f"{parameter}: torch.Tensor" for parameter in parameters)
     returned = "torch.Tensor" if results == 1 else f"tuple[{', '.join(['torch.Tensor'] * results)}]"
-    return f'def {name}({typed}) -> {returned}:\n    """{docstring}"""\n{host_arithmetic(indent(lines))}\n'
+    return f'def {name}({typed}) -> {returned}:\n    """{docstring}"""\n{body}\n'
 
 
 def kernel_source(name: str, parameters: Sequence[str], docstring: Sequence[str], lines: Sequence[str]) -> str:

@@ -5,7 +5,7 @@ import ast
 import torch
 from modules import GatedMLP
 
-from drk.assistant.synth.launch import NAMES, host_arithmetic, launch_parts, without_launch
+from drk.assistant.synth.launch import NAMES, host_arithmetic, launch_parts, shapes_once, without_launch
 from drk.assistant.synth.propose import compile_graph, variants
 
 
@@ -58,3 +58,24 @@ def test_only_what_is_named_is_defined():
         "Launch",
         "ceil_div",
     ]
+
+
+def test_shapes_that_are_read_often_are_read_once():
+    lines = ["x = x.contiguous()", "n = x.shape[0] * x.shape[1]", "m = x.shape[2] + out_x.shape[0]", "k = y.shape[0]"]
+    assert shapes_once(lines, ["x", "y"]) == [
+        "x = x.contiguous()",
+        "x_shape = x.shape",
+        "n = x_shape[0] * x_shape[1]",
+        "m = x_shape[2] + out_x.shape[0]",
+        "k = y.shape[0]",
+    ]
+
+
+def test_shapes_are_left_where_a_name_is_taken_or_the_tensor_changes():
+    often = ["n = x.shape[0] * x.shape[1] * x.shape[2]"]
+    for lines, parameters in (
+        (often, ["x", "x_shape"]),
+        (["x_shape = 1", *often], ["x"]),
+        ([*often, "x = x.contiguous()"], ["x"]),
+    ):
+        assert shapes_once(lines, parameters) == lines
