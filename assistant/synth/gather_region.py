@@ -17,6 +17,7 @@ from drk.assistant.synth.frames import Frame, broadcast, choose_frame
 from drk.assistant.synth.gathers import (
     INDEX_DTYPES,
     Gather,
+    Made,
     Position,
     gather_of,
     known_operands,
@@ -62,7 +63,9 @@ def build_gather_region(nodes: list[Node], facts: Facts) -> Region | None:
     inputs = tuple(picked.found.values())
     if len(inputs) + len(outputs) > MAX_OPERANDS or not tell_sizes(frame.shape, inputs):
         return None
-    read, positions, numbers = known_operands(reading, frame.shape, inputs, facts.made)
+    tables = {item.table for item in gathers}
+    made = facts.made if not any(name in facts.made for name in tables) else Made()
+    read, positions, numbers = known_operands(reading, frame.shape, inputs, made)
     split = bool(reductions) and rows_in_pieces(frame.shape, frame.columns, inputs)
     return Region(
         "split" if split else "row" if reductions else "pointwise",

@@ -124,15 +124,16 @@ def made_values(graph: Graph) -> Made:
         if meta is None or meta.dtype not in FUSIBLE_DTYPES - {"bool"} or not node.op.startswith("aten."):
             continue
         source = node.args[0].name if node.args and isinstance(node.args[0], Ref) else ""
+        same = node.bare_op in _SAME and source in metas and metas[source].dtype == meta.dtype
         number = _filled_with(node, meta.dtype)
         if number is not None:
             numbers[node.name] = number
         elif node.bare_op == "arange" and meta.dtype in INDEX_DTYPES:
             position = _arange(node, meta)
             positions |= {} if position is None else {node.name: position}
-        elif node.bare_op in _SAME and source in numbers:
+        elif same and source in numbers:
             numbers[node.name] = numbers[source]
-        elif node.bare_op in _SAME and source in positions:
+        elif same and source in positions:
             axis = _moved_axis(node, metas[source], positions[source].axis)
             positions |= {} if axis is None else {node.name: Position(axis, positions[source].start)}
     return Made(numbers, positions)
@@ -219,7 +220,8 @@ def gather_lines(body: Body, gather: Gather) -> list[str]:
     assert gather.whole is not None
     kind = kind_of(operand.meta.dtype)
     row, column = ("[:, None]", "[None, :]") if body.two_dimensional else ("", "")
-    inner = offset(operand, table, body.domain, row, column)
+    wide = ".to(tl.int64)" if operand.strided else ""
+    inner = offset(operand, table, body.domain, f"{row}{wide}", f"{column}{wide}")
     lines, index, inside = _index_lines(body, gather, operand)
     step = [] if index == "0" else [f"{index} * {table}_stride"]
     terms = [body.pointer(gather.table), *step, *([inner] if inner else [])]
@@ -254,9 +256,11 @@ def _number_text(number: int, count: str, table: Operand) -> tuple[str, str]:
     """The same row everywhere: its text and its mask, which a table of known size does not need."""
     last = table.meta.shape[0] - 1
     certain = table.fixed and -last <= number <= last
+    small = certain and table.meta.numel < 2**31
+    text = str(number) if small or not number else f"tl.full((), {number}, tl.int64)"
     if number < 0:
-        return f"({count} - {-number})", "" if certain else f"({count} >= {-number})"
-    return str(number), "" if certain else f"({number} < {count})"
+        return f"({count} + {text})", "" if certain else f"({count} >= {-number})"
+    return text, "" if certain else f"({number} < {count})"
 
 
 def gather_arguments(body: Body) -> list[tuple[str, str]]:

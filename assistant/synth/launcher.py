@@ -99,7 +99,9 @@ def allocation_lines(body: Body) -> list[str]:
 
 def index_type_line(body: Body) -> str:
     """Choose 64-bit offsets only where 32 bits could overflow."""
-    largest = f"out_{body.names[body.region.outputs[0].value]}"
+    largest = f"out_{body.names[body.region.outputs[0].value]}.numel()"
+    if body.region.gathers and body.two_dimensional:
+        largest = "n_rows * n_cols"  # indices may be more than results
     candidates = [operand for operand in body.region.inputs if all(operand.varies)]
     sizes = dict.fromkeys(
         [f"{body.names[operand.value]}.numel()" for operand in candidates[:1]] or [f"{largest}.numel()"]

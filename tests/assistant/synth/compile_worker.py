@@ -16,7 +16,8 @@ def main() -> None:
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     with device_remap("sm_90"), compile_for("sm_90") as log, torch.no_grad():
-        module.ModelNew().to(dtype)(torch.zeros(shape, dtype=dtype))
+        model = module.ModelNew()
+        (model.to(dtype) if dtype.is_floating_point else model)(torch.zeros(shape, dtype=dtype))
     print(json.dumps(log.rows()))
 
 

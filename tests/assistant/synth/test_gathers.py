@@ -41,6 +41,13 @@ def test_embeddings_of_words_positions_and_segments_are_one_launch(check):
     assert "zeros" not in compiled.source.split("def forward")[1]
 
 
+def test_embeddings_compile_for_hopper(graph_of, offline_compile):
+    graph = graph_of(TextEmbeddings(768).eval(), ids_of(2, 16))
+    (kernel,) = offline_compile(compile_graph(graph, variants(graph)[0]).source, [2, 16], "int64")
+    assert kernel["launches"] == 1
+    assert kernel["spill_bytes"] == 0
+
+
 def test_given_segments_are_read(check):
     compiled = check(
         TextEmbeddings(), ids_of(3, 7), ids_of(3, 7, most=2), calls=[[ids_of(1, 16), ids_of(1, 16, most=2)]]
@@ -254,3 +261,14 @@ def test_other_bags_stay_with_torch(check):
         assert "embedding_bag" in check(module, ids_of(6, 5)).source
     module = Function(lambda s, x, w: s.bag(x, None, w).relu() * 2, bag=nn.EmbeddingBag(30, 24, mode="sum"))
     assert "embedding_bag" in check(module, ids_of(6, 5), weights).source
+
+
+def test_made_tables_and_rows_from_the_end(check):
+    check(Function(lambda _, x: torch.arange(20)[x] * 2 + torch.ones(20, dtype=torch.int64)[x]), ids_of(4, 5, most=20))
+    check(Function(lambda s, x: x * s.table[torch.full((4,), -1)], table=torch.randn(6, 5)), torch.randn(4, 5))
+    check(Function(lambda _, x, t: x * t[torch.full((4,), 2)] + 1), torch.randn(4, 5), torch.randn(6, 5))
+    check(Function(lambda _, x, t: x * t[torch.full((4,), -3)] + 1), torch.randn(4, 5), torch.randn(6, 5))
+
+
+def test_bits_seen_as_another_type_are_read(check):
+    check(Function(lambda _, x: x + torch.ones(5).view(torch.int32)), torch.arange(5, dtype=torch.int32))
