@@ -103,9 +103,7 @@ def index_type_line(body: Body) -> str:
     if body.region.gathers and body.two_dimensional:
         largest = "n_rows * n_cols"  # indices may be more than results
     candidates = [operand for operand in body.region.inputs if all(operand.varies)]
-    sizes = dict.fromkeys(
-        [f"{body.names[operand.value]}.numel()" for operand in candidates[:1]] or [f"{largest}.numel()"]
-    )
+    sizes = dict.fromkeys([f"{body.names[operand.value]}.numel()" for operand in candidates[:1]] or [largest])
     return f"index_type = tl.int32 if {next(iter(sizes))} < 2**31 else tl.int64"
 
 
