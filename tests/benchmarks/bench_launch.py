@@ -11,13 +11,14 @@ short rounds; a table and a JSON line are printed, ``-o FILE`` writes the JSON.
 from __future__ import annotations
 
 import argparse
+import functools
 import importlib.util
 import json
 import sys
 import tempfile
 import time
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -34,18 +35,19 @@ from drk.gym.runner.capture import capture
 from drk.gym.triton_driver import TargetDriver, active_driver
 
 TWELVE = Path(__file__).parents[1] / "fixtures" / "twelve"
-ROUNDS, CALLS = 20, 100
+ROUNDS, CALLS = 120, 20
 
 
-def best_us(function: Callable[[], Any]) -> float:
-    """Return the least microseconds a call took, as the mean over one round."""
-    found = []
+def best_us(functions: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
+    """Return the least microseconds that a call of each took, as the mean over one round; rounds take turns."""
+    best = dict.fromkeys(functions, float("inf"))
     for _ in range(ROUNDS):
-        begin = time.thread_time()
-        for _ in range(CALLS):
-            function()
-        found.append((time.thread_time() - begin) / CALLS * 1e6)
-    return round(min(found), 2)
+        for name, function in functions.items():
+            begin = time.thread_time()
+            for _ in range(CALLS):
+                function()
+            best[name] = min(best[name], (time.thread_time() - begin) / CALLS * 1e6)
+    return {name: round(value, 2) for name, value in best.items()}
 
 
 def load(path: Path) -> Any:
@@ -72,56 +74,65 @@ def replaced(owner: Any, replacements: dict[str, Any]) -> Iterator[None]:
             setattr(owner, name, value)
 
 
-def launcher_times(source: str, kernels: list[str], inputs: tuple[Any, ...], path: Path) -> dict[str, float]:
-    """Return microseconds by launcher, and of the rest of forward, of one emitted file."""
+def calls_of(source: str, kernels: list[str], inputs: tuple[Any, ...], path: Path) -> dict[str, Callable[[], Any]]:
+    """Return calls of an emitted file's launchers, and of its forward with their results in their place."""
     path.write_text(source)
     module = load(path)
     model = module.ModelNew()
-    calls: dict[str, Any] = {}
+    seen: dict[str, Any] = {}
 
     def recording(name: str, function: Any) -> Any:
         def call(*args: Any) -> Any:
             result = function(*args)
-            calls[name] = (function, args, result)
+            seen[name] = (functools.partial(function, *args), lambda *_args: result)
             return result
 
         return call
 
-    functional = getattr(module, "F", types.SimpleNamespace())
     with replaced(module, {name: recording(name, getattr(module, name)) for name in kernels}):
         model(*inputs)
-    times = {name: best_us(lambda call=call: call[0](*call[1])) for name, call in calls.items()}
-    constant = {name: (lambda *_args, result=call[2]: result) for name, call in calls.items()}
-    made: dict[tuple[Any, ...], Any] = {}
+    calls = {name: call for name, (call, _) in seen.items()}
+    rest = load(path.rename(path.with_name(f"{path.stem}_rest.py")))
+    for name, (_, answer) in seen.items():
+        setattr(rest, name, answer)
+    if hasattr(rest, "F"):
+        rest.F = types.SimpleNamespace(conv2d=convolutions(rest.F))
+    model = rest.ModelNew()
+    return {**calls, "rest of forward": lambda: model(*inputs)}
+
+
+def convolutions(functional: Any) -> Callable[..., Any]:
+    """Return a convolution that computes each result once."""
+    made: dict[tuple[int, int], Any] = {}
 
     def convolution(x: Any, weight: Any, *options: Any) -> Any:
-        key = (tuple(x.shape), tuple(weight.shape))
+        key = (id(x), weight.data_ptr())
         if key not in made:
             made[key] = functional.conv2d(x, weight, *options)
         return made[key]
 
-    with replaced(module, constant | ({"F": types.SimpleNamespace(conv2d=convolution)} if "F" in vars(module) else {})):
-        times["rest of forward"] = best_us(lambda: model(*inputs))
-    return times
+    return convolution
 
 
 def part_times() -> dict[str, float]:
     """Return microseconds of what a launcher does."""
     x = torch.randn(2, 64, 16, 16)
     last = x.contiguous(memory_format=torch.channels_last)
-    return {
-        "contiguous() of what is": best_us(x.contiguous),
-        "contiguous(channels_last) of what is": best_us(lambda: last.contiguous(memory_format=torch.channels_last)),
-        "new_empty": best_us(lambda: x.new_empty((2, 64, 16, 16))),
-        "torch.empty(channels_last)": best_us(lambda: torch.empty(x.shape, memory_format=torch.channels_last)),
-        "shape[0]": best_us(lambda: x.shape[0]),
-        "stride(0)": best_us(lambda: x.stride(0)),
-        "numel()": best_us(x.numel),
-        "triton.cdiv": best_us(lambda: triton.cdiv(1000, 64)),
-        "ceil_div": best_us(lambda: ceil_div(1000, 64)),
-        "triton.next_power_of_2": best_us(lambda: triton.next_power_of_2(1000)),
-        "power_of_2": best_us(lambda: power_of_2(1000)),
-    }
+    return best_us(
+        {
+            "contiguous() of what is": x.contiguous,
+            "contiguous(channels_last) of what is": lambda: last.contiguous(memory_format=torch.channels_last),
+            "new_empty": lambda: x.new_empty((2, 64, 16, 16)),
+            "torch.empty(channels_last)": lambda: torch.empty(x.shape, memory_format=torch.channels_last),
+            "shape[0]": lambda: x.shape[0],
+            "stride(0)": lambda: x.stride(0),
+            "numel()": x.numel,
+            "triton.cdiv": lambda: triton.cdiv(1000, 64),
+            "ceil_div": lambda: ceil_div(1000, 64),
+            "triton.next_power_of_2": lambda: triton.next_power_of_2(1000),
+            "power_of_2": lambda: power_of_2(1000),
+        }
+    )
 
 
 def launch_times(module: Any, inputs: tuple[Any, ...]) -> dict[str, float]:
@@ -133,11 +144,13 @@ def launch_times(module: Any, inputs: tuple[Any, ...]) -> dict[str, float]:
     kernel, grid, args, options = seen[0]
     compiled = kernel[grid](*args, **options)
     constants = [options[name] for name in kernel.kernel.arg_names[len(args) :]]
-    return {
-        "JITFunction.run": best_us(lambda: kernel.kernel[grid](*args, **options)),
-        "Launch, known": best_us(lambda: kernel[grid](*args, **options)),
-        "CompiledKernel": best_us(lambda: compiled[(*grid, 1, 1)[:3]](*args, *constants)),
-    }
+    return best_us(
+        {
+            "JITFunction.run": lambda: kernel.kernel[grid](*args, **options),
+            "Launch, known": lambda: kernel[grid](*args, **options),
+            "CompiledKernel": lambda: compiled[(*grid, 1, 1)[:3]](*args, *constants),
+        }
+    )
 
 
 def measure(fixture: str, target: str) -> dict[str, Any]:
@@ -153,11 +166,15 @@ def measure(fixture: str, target: str) -> dict[str, Any]:
     names = [kernel.name for kernel in compiled.kernels]
     driver = TargetDriver(device_facts("sm_90"), torch.cuda)
     with tempfile.TemporaryDirectory() as folder, active_driver(driver), torch.no_grad():
-        plain = launcher_times(without_launch(compiled.source), names, inputs, Path(folder, "launch_plain.py"))
-        emitted = launcher_times(compiled.source, names, inputs, Path(folder, "launch_emitted.py"))
-        module = sys.modules["launch_emitted"]
-        launches = launch_times(module, inputs)
-        return {"plain_us": plain, "emitted_us": emitted, "launch_us": launches, "parts_us": part_times()}
+        plain = calls_of(without_launch(compiled.source), names, inputs, Path(folder, "launch_plain.py"))
+        emitted = calls_of(compiled.source, names, inputs, Path(folder, "launch_emitted.py"))
+        forms = {"plain_us": plain, "emitted_us": emitted}
+        times = best_us({f"{form} {name}": call for form, calls in forms.items() for name, call in calls.items()})
+        return {
+            **{form: {name: times[f"{form} {name}"] for name in calls} for form, calls in forms.items()},
+            "launch_us": launch_times(sys.modules["launch_emitted"], inputs),
+            "parts_us": part_times(),
+        }
 
 
 def main() -> None:
