@@ -160,7 +160,8 @@ def _viewed(node: Node, draft: Draft, value: Ref, shape: tuple[int, ...]) -> Ref
     made = _maker(draft, value)
     if made is not None and made.bare_op in _ORDER_KEEPING and isinstance(made.args[0], Ref):
         return _viewed(node, draft, made.args[0], shape)
-    if made is not None and is_pointwise(made, draft.metas) and made.meta.dtype not in FLOATS:
+    plain = made is not None and made.bare_op != "contiguous" and is_pointwise(made, draft.metas)
+    if made is not None and plain and made.meta.dtype not in FLOATS:
         tensors = [name for name in made.inputs() if draft.metas[name].shape]
         if all(draft.metas[name].shape == made.meta.shape for name in tensors):
             args = tuple(

@@ -23,31 +23,25 @@ from drk.gym.graph import Node, Ref
 
 @dataclass(frozen=True)
 class Online:
-    """A maximum, the sums of exponentials (or their means) that go with it, and whether it is guarded.
+    """A maximum and the sums of exponentials (or their means) that go with it, all from one running sum.
 
-    ``guarded`` ones subtract 0 where the maximum is infinite.
+    ``guarded`` names those that subtract 0 where the maximum is infinite.
     """
 
     top: Node
     sums: tuple[Node, ...]
-    guarded: bool
+    guarded: frozenset[str]
 
 
 def online_groups(nodes: Sequence[Node]) -> tuple[Online, ...]:
     """Find all maxima of a region whose sums of exponentials can be taken in the same walk."""
     by_name = {node.name: node for node in nodes}
-    tops = [node for node in nodes if node.bare_op == "amax"]
     found: list[Online] = []
-    for top in tops:
-        sums: dict[bool, list[Node]] = {True: [], False: []}
-        for node in nodes:
-            guarded = _guard(node, top, by_name)
-            if guarded is not None:
-                sums[guarded].append(node)
-        # The two kinds end differently where the maximum is infinite; a maximum goes with one of them.
-        guarded = bool(sums[True])
-        if sums[guarded]:
-            found.append(Online(top, tuple(sums[guarded]), guarded))
+    for top in (node for node in nodes if node.bare_op == "amax"):
+        guards = {node.name: _guard(node, top, by_name) for node in nodes}
+        sums = tuple(node for node in nodes if guards[node.name] is not None)
+        if sums:
+            found.append(Online(top, sums, frozenset(node.name for node in sums if guards[node.name])))
     return tuple(found)
 
 
@@ -80,12 +74,12 @@ def begin_lines(body: Body, group: Online) -> list[str]:
     top = body.names[group.top.name]
     return [
         f'{top} = tl.full((BLOCK_M, 1), float("-inf"), dtype=tl.float32)',
-        *(f"{body.names[node.name]}_part = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)" for node in group.sums),
+        f"{top}_part = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)",
     ]
 
 
 def update_lines(body: Body, group: Online) -> list[str]:
-    """Take one block of the row into the maximum and the sums."""
+    """Take one block of the row into the maximum and the sum."""
     top, source = body.names[group.top.name], body.text(group.top.args[0], "float")
     masked = tidy(f'tl.where(col_mask, {source}, float("-inf"))')
     power = tidy(f"exp_below({source} - {top}_shift)")
@@ -94,19 +88,20 @@ def update_lines(body: Body, group: Online) -> list[str]:
         f"{top} = tl.maximum({top}, tl.max({masked}, axis=1)[:, None])",
         f'{top}_shift = tl.where(tl.abs({top}) == float("inf"), 0.0, {top})',
         f"{top}_rescale = exp_below({top}_before - {top}_shift)",
-        *(
-            f"{name}_part = {name}_part * {top}_rescale + tl.where(col_mask, {power}, 0.0)"
-            for name in (body.names[node.name] for node in group.sums)
-        ),
+        f"{top}_part = {top}_part * {top}_rescale + tl.where(col_mask, {power}, 0.0)",
     ]
 
 
 def end_lines(body: Body, group: Online) -> list[str]:
     """Sum the lanes; NaN and infinities as PyTorch has them."""
-    top, sums = body.names[group.top.name], {body.names[node.name]: node for node in group.sums}
-    lines = [f"{name} = tl.sum({name}_part, axis=1)[:, None]" for name in sums]
-    first = next(iter(sums))
-    lines.append(f"{top} = tl.where({first} == {first}, {top}, {first})  # NaN wins, as in torch")
-    infinite, value = (f"{top}", "inf") if group.guarded else (f"tl.abs({top})", "nan")
-    lines += [f'{name} = tl.where({infinite} == float("inf"), float("{value}"), {name})' for name in sums]
-    return [*lines, *(f"{name} = {name} / n_cols" for name, node in sums.items() if node.bare_op == "mean")]
+    top = body.names[group.top.name]
+    lines = [
+        f"{top}_total = tl.sum({top}_part, axis=1)[:, None]",
+        f"{top} = tl.where({top}_total == {top}_total, {top}, {top}_total)  # NaN wins, as in torch",
+    ]
+    for node in group.sums:
+        infinite, value = (top, "inf") if node.name in group.guarded else (f"tl.abs({top})", "nan")
+        share = " / n_cols" if node.bare_op == "mean" else ""
+        text = f'tl.where({infinite} == float("inf"), float("{value}"), {top}_total)'
+        lines.append(f"{body.names[node.name]} = {text}{share}")
+    return lines

@@ -208,6 +208,7 @@ CHOICES = [
     (lambda _, x: torch.logsumexp(x, -1), (300, 8192), "row", 0),
     (lambda _, x: torch.logsumexp(x, -1), (300, 9000), "row", 1),
     (lambda _, x: F.softmax(x, -1), (300, 60_000), "row", 2),
+    (lambda _, x: (torch.logsumexp(x, -1), F.softmax(x, -1)), (300, 60_000), "row", 2),
     (lambda _, x: F.softmax(x, -1), (264, 60_000), "split", None),
     (lambda _, x: F.softmax(x, -1), (128, 17_000), "split", None),
     (lambda _, x: x.t().softmax(-1), (1000, 300), "row", 0),
