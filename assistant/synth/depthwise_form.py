@@ -24,7 +24,9 @@ UNROLLED = 128
 MAX_STATEMENTS = 512
 """Most products that a lane's results may unroll to."""
 REGISTERS = 80
-"""So many of a lane's registers may hold taps and sums."""
+"""So many of a lane's registers may hold taps and sums of one channel."""
+WIDE_REGISTERS = 56
+"""So many where a lane has several channels: their elements need registers too."""
 LANES = 132 * 1024
 """At least so many lanes keep a device busy."""
 SECTOR_BYTES = 32
@@ -100,7 +102,7 @@ def choose_form(region: Region, window: Window, block: Block) -> Form:
     by_channel = _channels_innermost(whole)
     turned = by_channel != region.outputs[0].channels_last
     usual = block.elements <= 1024
-    most = 4 if by_channel == usual else 8
+    most = 4 if (by_channel and window.sizes[-1] <= 5) == usual else 8
     rows = _rows(Form(window, rank, by_channel, rank - 2), shape, most) if window.rank > 1 else 1
     walked = rank - 2 if rows > 1 else None
     place = 0 if walked is None else walked - rank + window.rank
@@ -155,6 +157,6 @@ def _width(form: Form, results: int) -> int:
     """Channels a lane: as many as one load can take, while taps and sums fit in registers."""
     used = 1 if form.walked is None else _taps_in_use(form, form.rows, form.step)
     for width in (4, 2):
-        if (used + form.rows) * width <= REGISTERS and results // (form.rows * width) >= LANES:
+        if (used + form.rows) * width <= WIDE_REGISTERS and results // (form.rows * width) >= LANES:
             return width
     return 1

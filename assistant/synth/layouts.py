@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from drk.assistant.synth.depthwise_layout import innermost_channels
 from drk.assistant.synth.draft import contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.frames import is_channels_last
@@ -125,6 +126,10 @@ def _lays_out(node: Node) -> bool:
     return _wants_layout(node) or node.bare_op in _KEEPS_LAYOUT
 
 
+def _does_not_mind(node: Node) -> bool:
+    return _lays_out(node) or innermost_channels(node)
+
+
 def _last(meta: TensorMeta) -> TensorMeta:
     """The same tensor with channels innermost in memory."""
     rank = len(meta.shape)
@@ -149,6 +154,8 @@ class _Layout:
                     self._copy(arg, node, last=True) if index < 2 else arg for index, arg in enumerate(node.args)
                 )
                 self._append(replace(node, args=args, metas=(_last(node.meta),)))
+            elif innermost_channels(node) and self._is_last(node.args[0]):
+                self._append(replace(node, metas=(contiguous_meta(node.meta.shape, node.meta.dtype),)))
             elif self._keeps(node):
                 self._append(replace(node, metas=(_last(node.meta),)))
             elif is_pointwise(node, self.metas):
@@ -174,7 +181,7 @@ class _Layout:
         for node in reversed(self.graph.nodes):
             readers = [by_name.get(name) for name in users[node.name]]
             ends = [
-                r is not None and (_lays_out(r) or r.name in good or reduced_dims(r, self.metas) is not None)
+                r is not None and (_does_not_mind(r) or r.name in good or reduced_dims(r, self.metas) is not None)
                 for r in readers
             ]
             if ends and all(ends):
@@ -186,6 +193,9 @@ class _Layout:
         if node.bare_op not in _KEEPS_LAYOUT or not isinstance(first, Ref) or len(node.metas) != 1:
             return False
         return node.metas[0] is not None and first.name in self.metas and is_channels_last(self.metas[first.name])
+
+    def _is_last(self, value: Any) -> bool:
+        return isinstance(value, Ref) and value.name in self.metas and is_channels_last(self.metas[value.name])
 
     def _append(self, node: Node) -> None:
         self.nodes.append(node)

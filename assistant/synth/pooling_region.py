@@ -37,7 +37,7 @@ def build_pooling_region(nodes: list[Node], facts: Facts) -> Region | None:
     if not _light(first, source, window):
         return None
     shape = window.node.meta.shape
-    if any(set(node.inputs()) & before for node in after) or any(node.meta.shape != shape for node in after):
+    if any(set(node.inputs()) & before for node in after) or not all(_stands_behind(node, window) for node in after):
         return None
     order = (0, *range(2, len(shape)), 1) if is_channels_last(window.node.meta) else tuple(range(len(shape)))
     frame, whole = Frame(shape, order, 0), Frame(source, tuple(range(len(source))), 0)
@@ -59,6 +59,14 @@ def build_pooling_region(nodes: list[Node], facts: Facts) -> Region | None:
     return Region(
         kind, tuple(nodes), frame.shape, 0, late, outputs, scalars=scalars, window=window, pooled=early, order=order
     )
+
+
+def _stands_behind(node: Node, window: Window) -> bool:
+    """Whether a node has the result's shape, or behind a convolution one that broadcasts to it (a norm's scale)."""
+    own, shape = node.meta.shape, window.node.meta.shape
+    if window.weight is None or len(own) > len(shape):
+        return own == shape
+    return all(size in (1, other) for size, other in zip(reversed(own), reversed(shape), strict=False))
 
 
 def _ancestors(window: Window, nodes: list[Node]) -> set[str]:

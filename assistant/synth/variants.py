@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from drk.assistant.synth.depthwise_layout import row_major_first, swapped
 from drk.assistant.synth.layouts import is_convolution
 from drk.assistant.synth.pixel_region import sees_one_pixel
 from drk.assistant.synth.pointwise import BLOCKS, Block
@@ -56,6 +57,7 @@ def variants(graph: Graph) -> list[Variant]:
         pixels = [sees_one_pixel(node, metas) for node in graph.nodes if is_convolution(node)]
         found = _convolution_variants(library, full if has_product else None)
         found = [*_pixel_variants(full if has_product else library, pixels), *found] if any(pixels) else found
+        found = swapped(found) if row_major_first(graph) else found
         by_library = [replace(item, rules=replace(item.rules, depthwise=False)) for item in found[:2]]
         by_library = [replace(item, note=f"{item.note}, depthwise ones too") for item in by_library]
         return [*found[:2], *by_library, *found[2:]] if depthwise else found

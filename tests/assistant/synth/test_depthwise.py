@@ -7,7 +7,8 @@ from modules import Each, Function
 from torch import nn
 
 from drk.assistant.synth import depthwise_form
-from drk.assistant.synth.propose import compile_graph, variants
+from drk.assistant.synth.propose import compile_graph
+from drk.assistant.synth.variants import variants
 
 LAST = torch.channels_last
 
@@ -23,13 +24,13 @@ def depthwise(channels, size, **options):
 
 
 PARTS = {
-    "same": depthwise(5, 3, padding=1),
-    "strided": depthwise(5, (5, 3), stride=2, padding=(2, 0), bias=False),
-    "dilated": depthwise(5, 3, dilation=2, padding=2),
-    "both": depthwise(5, 3, stride=2, dilation=2, padding=1),
-    "tall": depthwise(5, (5, 1), padding=(4, 1)),
-    "norm": nn.BatchNorm2d(5),
-    "scale": torch.randn(5, 1, 1),
+    "same": depthwise(3, 3, padding=1),
+    "strided": depthwise(3, (5, 3), stride=2, padding=(2, 0), bias=False),
+    "dilated": depthwise(3, 3, dilation=2, padding=2),
+    "both": depthwise(3, 3, stride=2, dilation=2, padding=1),
+    "tall": depthwise(3, (5, 1), padding=(4, 1)),
+    "norm": nn.BatchNorm2d(3),
+    "scale": torch.randn(3, 1, 1),
 }
 CHAINS = [
     lambda s, x: F.relu6(s.norm(s.same(x * s.scale))) + x,
@@ -43,8 +44,8 @@ CHAINS = [
 @pytest.mark.usefixtures("small_devices")
 @pytest.mark.parametrize("layout", [torch.contiguous_format, LAST])
 def test_every_cut_agrees_with_float64(check, graph_of, layout):
-    images = [torch.randn(2, 5, 16, 7).contiguous(memory_format=layout) for _ in CHAINS]
-    others = [torch.randn(1, 5, 9, 10)[:, :, :, ::2] for _ in CHAINS]
+    images = [torch.randn(2, 3, 16, 7).contiguous(memory_format=layout) for _ in CHAINS]
+    others = [torch.randn(1, 3, 9, 10)[:, :, :, ::2] for _ in CHAINS]
     module = Each(CHAINS, **PARTS).eval()
     variant = next(item for item in variants(graph_of(module, *images)) if item.channels_last == (layout is LAST))
     compiled = check(module, *images, variant=variant, calls=[others], factor=4.0)
@@ -102,13 +103,38 @@ def test_infinities_and_nans_stay_in_their_windows(interpreter, graph_of):
     assert none.shape == (0, 3, 8, 8)
 
 
-def test_lanes_run_along_what_is_innermost(graph_of):
-    module = Function(lambda s, x: s.conv(x).relu(), conv=depthwise(192, 5, padding=2))
-    graph = graph_of(module, torch.randn(4, 192, 80, 80))
-    region = next(item for item in compile_graph(graph, variants(graph)[1]).regions if item.window is not None)
-    form = depthwise_form.choose_form(region, region.window, variants(graph)[1].block)
-    assert (form.by_channel, form.rows, form.width) == (False, 8, 1)
-    graph = graph_of(module, torch.randn(4, 192, 80, 80).contiguous(memory_format=LAST))
-    region = next(item for item in compile_graph(graph, variants(graph)[0]).regions if item.window is not None)
-    form = depthwise_form.choose_form(region, region.window, variants(graph)[0].block)
-    assert (form.by_channel, form.rows, form.width) == (True, 4, 2)
+@pytest.fixture(scope="module")
+def form_of(graph_of):
+    """The cut of a graph's only depthwise convolution, in its first variant."""
+
+    def choose(module, images):
+        graph = graph_of(module.eval(), images)
+        first = variants(graph)[0]
+        region = next(item for item in compile_graph(graph, first).regions if item.window is not None)
+        return depthwise_form.choose_form(region, region.window, first.block)
+
+    return choose
+
+
+def test_lanes_run_along_what_is_innermost(form_of):
+    images = torch.empty(4, 192, 80, 80)
+    for size, rows, width in ((3, 4, 4), (5, 4, 2), (7, 8, 1)):
+        module = Function(lambda s, x: s.conv(x).relu(), conv=depthwise(192, size, padding=size // 2))
+        form = form_of(module, images)
+        assert (form.by_channel, form.rows, form.width) == (False, 8, 1)
+        form = form_of(module, images.contiguous(memory_format=LAST))
+        assert (form.by_channel, form.rows, form.width) == (True, rows, width)
+
+
+def test_row_major_images_stay_so_unless_channels_are_wanted_innermost(graph_of, check):
+    module = Function(lambda s, x: s.point(s.conv(x).relu()), conv=depthwise(6, 3), point=nn.Conv2d(6, 8, 1))
+    images = torch.randn(2, 6, 8, 7)
+    assert not variants(graph_of(module, images))[0].channels_last
+    assert variants(graph_of(module, images.contiguous(memory_format=LAST)))[0].channels_last
+    assert variants(graph_of(module.half(), images.half()))[0].channels_last
+    module = Function(
+        lambda s, x: F.gelu(s.norm(s.conv(x).permute(0, 2, 3, 1))), conv=depthwise(6, 3), norm=nn.LayerNorm(6)
+    )
+    compiled = check(module, images, calls=[[torch.randn(1, 6, 5, 9)]], factor=4.0)
+    assert "memory_format=torch.channels_last)" in compiled.source
+    assert [region.kind for region in compiled.regions] == ["depthwise", "row"]

@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from modules import Each, Function
 from torch import nn
 
-from drk.assistant.synth.propose import compile_graph, variants
+from drk.assistant.synth.propose import compile_graph
+from drk.assistant.synth.variants import variants
 
 
 @pytest.mark.parametrize("variant", [0, 1])
