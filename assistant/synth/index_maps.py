@@ -104,7 +104,7 @@ def reshaped(coords: Coordinates, after: Sequence[int], before: Sequence[int], a
         NoMap: sizes do not divide one another.
     """
     result: list[Coordinate] = []
-    for here, there in _blocks(before, after):
+    for here, there in blocks(before, after):
         if len(here) == 1 and len(there) == 1:
             result.append(coords[there[0]])
         elif not there:
@@ -115,7 +115,7 @@ def reshaped(coords: Coordinates, after: Sequence[int], before: Sequence[int], a
     return tuple(result)
 
 
-def _blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
+def blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int], list[int]]]:
     """Runs of dimensions of both shapes with equal products, as short as can be; single ones on their own."""
     blocks: list[tuple[list[int], list[int]]] = []
     i = j = 0

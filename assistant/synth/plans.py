@@ -21,6 +21,7 @@ from drk.assistant.synth.mapped_region import with_views
 from drk.assistant.synth.recompute import planned_with_recomputing
 from drk.assistant.synth.regions import Region, Rules
 from drk.assistant.synth.rewrites import rewrite
+from drk.assistant.synth.view_order import views_first
 from drk.gym.graph import Graph
 
 V = TypeVar("V")
@@ -42,6 +43,8 @@ def plan_graph(graph: Graph, rules: Rules, *, channels_last: bool = False) -> Pl
     rewritten = rewrite(without_conv_bias(thin), by_channel=True, channels_last=channels_last)
     if channels_last:
         rewritten = in_channels_last(rewritten)
+    if rules.row and rules.views:
+        rewritten = views_first(rewritten)
     rewritten, regions = planned_with_recomputing(rewritten, rules)
     if rules.pointwise and rules.views:
         regions = with_views(rewritten, regions, rules.excluded)

@@ -154,3 +154,31 @@ def test_sizes_that_no_operand_tells_are_left_to_torch(graph_of):
     module = Function(lambda _, x: (x * 2).unsqueeze(1).expand(4, 7, 5).reshape(28, 5).sigmoid())
     graph = graph_of(module, torch.randn(4, 5))
     assert not any(region.kind == "mapped" for region in compile_graph(graph, variants(graph)[0]).regions)
+
+
+def test_a_bias_before_a_flattened_softmax_joins_the_row(check):
+    def forward(s, x):
+        heat = torch.softmax(s.conv(x).flatten(2) * 4.0, dim=-1)
+        return (heat * s.grid).sum(-1)
+
+    module = Function(forward, conv=nn.Conv2d(3, 5, 3, padding=1), grid=torch.randn(54))
+    compiled = check(module, torch.randn(2, 3, 6, 9), variant=1, calls=[[torch.randn(3, 3, 6, 9)]])
+    assert kinds(compiled) == ["row"]
+    assert compiled.launches == 2
+
+
+def test_patches_before_a_norm(check):
+    def forward(s, x):
+        y = s.conv(x).flatten(2).transpose(1, 2)
+        return s.norm(y + s.places)
+
+    module = Function(forward, conv=nn.Conv2d(3, 8, 2, stride=2), norm=nn.LayerNorm(8), places=torch.randn(1, 12, 8))
+    compiled = check(module, torch.randn(2, 3, 6, 8), variant=1, calls=[[torch.randn(1, 3, 6, 8)]])
+    assert compiled.launches == 2
+
+
+def test_what_a_view_shows_in_part_stays_before_it(check):
+    def forward(_, x, y):
+        return torch.softmax((x * y).reshape(4, 15), -1), torch.softmax((x * 2 + y).relu().unsqueeze(1), -1)
+
+    check(Function(forward), torch.randn(4, 3, 5), torch.randn(3, 1))
