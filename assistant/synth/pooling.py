@@ -1,10 +1,9 @@
 """Writes kernels for pooling and depthwise convolution: each program computes a tile of results from their windows.
 
-A tile's columns follow the innermost dimension in memory, its rows the next one; the dimensions outside those are
-walked flat. So a tile's own place costs a few divisions for each program and none for an element, a warp reads
-neighbouring elements, and what windows share comes from the L1 cache. Tiles are as wide as leaves the fewest lanes
-empty. Windows are unrolled; the pooled tensor is read by its own strides, so that no layout has to be made (images and
-channels of row-major ones are one dimension).
+A tile's columns follow the innermost dimension in memory, its rows the next one; outer dimensions are walked flat. So a
+tile's place costs a few divisions for each program and none for an element, a warp reads neighbouring elements, and
+what windows share comes from the L1 cache. Windows are unrolled; the pooled tensor is read by its own strides, so that
+no layout has to be made (images and channels of row-major ones are one dimension).
 
 Left out: sharing of partial windows between neighbouring results, which pays for large windows only.
 """
@@ -18,6 +17,7 @@ from dataclasses import dataclass, replace
 from drk.assistant.synth.body import Body, KernelText, tidy
 from drk.assistant.synth.domain import Operand, index_lines, stride_arguments
 from drk.assistant.synth.expression import kind_of
+from drk.assistant.synth.frames import transposed
 from drk.assistant.synth.launcher import (
     Arguments,
     call_lines,
@@ -38,7 +38,7 @@ UNROLLED = 64
 WIDTHS = (64, 32, 16, 8)
 """Widths of tiles: the launcher takes the one with the fewest empty lanes and edges."""
 HEIGHTS = (16, 8, 4, 2, 1)
-"""Heights of tiles, likewise; what is left of a program's elements goes to further images, channels or rows."""
+"""Heights of tiles, likewise; the rest of a program's elements are in further images, channels or rows."""
 _KEEPS_ZERO = frozenset(
     {"relu", "relu6", "abs", "neg", "tanh", "silu", "gelu", "leaky_relu", "sqrt", "hardswish", "to"}
 )
@@ -56,12 +56,22 @@ class _Tile:
     second: int
     cols: int
     folded: bool
+    flat: bool
+    """Whether a tile is one row of lanes: then no version of Triton can lay its warps along the tile's rows."""
+
+    @property
+    def shape(self) -> str:
+        """Shape of the tile's blocks in the kernel."""
+        return "(BLOCK_M * BLOCK_N,)" if self.flat else "(BLOCK_M, BLOCK_N)"
+
+    def row(self, text: str) -> str:
+        """A vector along the tile's rows, shaped for the tile."""
+        return text if self.flat else f"{text}[:, None]"
 
     def place(self, dim: int, prefix: str = "at") -> str:
         """Index along a dimension of the result (prefix ``at``) or of the window (``in``), shaped for the tile."""
-        if dim == self.cols:
-            return f"{self.index(dim, prefix)}[None, :]"
-        return f"{self.index(dim, prefix)}[:, None]"
+        index = self.index(dim, prefix)
+        return self.row(index) if dim != self.cols or self.flat else f"{index}[None, :]"
 
     def index(self, dim: int, prefix: str = "at") -> str:
         """The same as a vector."""
@@ -82,7 +92,8 @@ def write_pooling(
 ) -> KernelText:
     """Return kernel and launcher of a pooling region; ``owned`` values are known to be contiguous."""
     window, tile = _window(region), _tile(region)
-    body = Body(replace(region, columns=1), names, metas, two_dimensional=True)
+    columns = 0 if tile.flat else 1
+    body = Body(replace(region, columns=columns), names, metas, two_dimensional=not tile.flat)
     outputs = tuple(operand.value for operand in region.outputs)
     weights = [item for item in (window.weight, window.bias) if item is not None]
     inputs = tuple(dict.fromkeys([*(operand.value for operand in (*region.pooled, *region.inputs)), *weights]))
@@ -90,7 +101,8 @@ def write_pooling(
     after = [node for node in region.nodes if node.name not in before and node is not window.node]
     lines = [
         *_place_lines(region, tile, window),
-        *index_lines(body.domain.rows, "rows"),
+        *index_lines(body.domain.rows, "index" if tile.flat else "rows"),
+        *_run_lines(body),
         *_window_lines(region, tile, names, metas, before),
         *(body.load(operand) for operand in region.inputs),
         *body.statements(after),
@@ -98,18 +110,12 @@ def write_pooling(
     ]
     arguments = _arguments(body, tile, names, weights)
     formula = body.formula(outputs)
-    kernel = kernel_source(
-        f"{name}_kernel", arguments.parameters, ["A tile of results, windows unrolled:", *formula], lines
-    )
+    doc = ["A tile of results, windows unrolled:", *formula]
+    kernel = kernel_source(f"{name}_kernel", arguments.parameters, doc, lines)
     launch = _launch_lines(body, tile, name, arguments.values, owned, block)
-    doc = f"Launch ``{name}_kernel`` over the pooled result."
-    launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
+    words = f"Launch ``{name}_kernel`` over the pooled result."
+    launcher = function_source(name, [names[value] for value in inputs], words, launch, len(outputs))
     return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
-
-
-def _window(region: Region) -> Window:
-    assert region.window is not None
-    return region.window
 
 
 def _tile(region: Region) -> _Tile:
@@ -118,7 +124,13 @@ def _tile(region: Region) -> _Tile:
     images = [operand for operand in region.pooled if operand.varies[0] or operand.varies[1]]
     whole = all(operand.varies[0] and operand.varies[1] and _row_major(operand) for operand in images)
     folded = plain and len(outer) > 1 and whole and window.weight is None and window.bias is None
-    return _Tile(tuple(outer), second, cols, folded)
+    turned = any(transposed(operand, 1) for operand in region.outputs)
+    return _Tile(tuple(outer), second, cols, folded, flat=cols >= len(region.shape) - window.rank and not turned)
+
+
+def _window(region: Region) -> Window:
+    assert region.window is not None
+    return region.window
 
 
 def _row_major(operand: Operand) -> bool:
@@ -136,10 +148,8 @@ def _arguments(body: Body, tile: _Tile, names: Mapping[str, str], weights: Seque
     strides = [pair for operand in region.pooled for pair in _strides(operand, tile, names[operand.value])]
     for operand in region.inputs:
         strides += stride_arguments(operand, names[operand.value], body.domain)
-    for operand in region.outputs:
-        made = stride_arguments(operand, names[operand.value], body.domain)
-        strides += [(parameter, f"out_{value}") for parameter, value in made]
-    groups = rows[1:] if len(rows) > 1 else []
+    made = [pair for item in region.outputs for pair in stride_arguments(item, names[item.value], body.domain)]
+    strides += [(parameter, f"out_{value}") for parameter, value in made]
     inner = tile.outer[2 if tile.folded else 1 :]
     counts = [
         *("n_outer", "tiles_m", "tiles_n"),
@@ -152,7 +162,7 @@ def _arguments(body: Body, tile: _Tile, names: Mapping[str, str], weights: Seque
         *counts,
         "n_cols",
         *(parameter for parameter, _ in strides),
-        *(group.size for group in groups),
+        *(group.size for group in rows[1:]),
         *(f"{item}: tl.constexpr" for item in ("INDEX", "HEIGHT", "BLOCK_M", "BLOCK_N")),
     ]
     values = [
@@ -161,7 +171,7 @@ def _arguments(body: Body, tile: _Tile, names: Mapping[str, str], weights: Seque
         *counts,
         f"result_{tile.cols}",
         *(value for _, value in strides),
-        *(" * ".join(f"result_{region.order[dim]}" for dim in group.dims) for group in groups),
+        *(" * ".join(f"result_{region.order[dim]}" for dim in group.dims) for group in rows[1:]),
     ]
     return Arguments(tuple(parameters), tuple(values))
 
@@ -184,22 +194,24 @@ def _strides(operand: Operand, tile: _Tile, name: str) -> list[tuple[str, str]]:
 def _place_lines(region: Region, tile: _Tile, window: Window) -> list[str]:
     """Where the program's tile lies: an index for each dimension of the result, flat rows and columns, masks."""
     second, result = f"at_{tile.second}", f"result_{tile.second}"
-    columns = "(pid % tiles_n * BLOCK_N).to(INDEX) + tl.arange(0, BLOCK_N)"
+    columns = f"(pid % tiles_n * BLOCK_N).to(INDEX) + {'lane % BLOCK_N' if tile.flat else 'tl.arange(0, BLOCK_N)'}"
     if tile.cols >= len(region.shape) - window.rank:
         # A thread with neighbouring results would read elements that are a window's step away from its neighbour's.
         columns = f"tl.max_contiguous({columns}, 1)  # a thread's results are not neighbours, those of a warp are"
-    first = "plane" if tile.folded else "at_0"
-    inner = tile.outer[2 if tile.folded else 1 :]
+    first, inner = ("plane", tile.outer[2:]) if tile.folded else ("at_0", tile.outer[1:])
     outer = "outer" if inner else first
+    row = ["lane = tl.arange(0, BLOCK_M * BLOCK_N)", "row = lane // BLOCK_N"]
+    rows = f"{outer} * {result} + {second}"
     lines = [
         "pid = tl.program_id(0)",
-        "row = tl.arange(0, BLOCK_M)",
+        *(row if tile.flat else ["row = tl.arange(0, BLOCK_M)"]),
         f"{outer} = (pid // tiles_n // tiles_m).to(INDEX) * (BLOCK_M // HEIGHT) + row // HEIGHT",
         f"{second} = (pid // tiles_n % tiles_m * HEIGHT).to(INDEX) + row % HEIGHT",
-        f"rows = {outer} * {result} + {second}",
+        *([] if tile.flat else [f"rows = {rows}"]),
         f"cols = {columns}",
-        f"row_mask = ({outer}[:, None] < n_outer) & ({second}[:, None] < {result})",
-        "col_mask = cols[None, :] < n_cols",
+        *([f"index = ({rows}) * n_cols + cols"] if tile.flat else []),
+        f"row_mask = ({tile.row(outer)} < n_outer) & ({tile.row(second)} < {result})",
+        f"col_mask = {tile.place(tile.cols)} < n_cols",
         "mask = row_mask & col_mask",
     ]
     rest = outer
@@ -207,6 +219,18 @@ def _place_lines(region: Region, tile: _Tile, window: Window) -> list[str]:
         lines.append(f"at_{dim} = {rest} % result_{dim}")
         rest = f"{rest} // result_{dim}"
     return [*lines, f"{first} = {rest}"] if inner else lines
+
+
+def _run_lines(body: Body) -> list[str]:
+    """Tell Triton that a tile's rows are neighbours, so that results which are turned in memory are stored by rows.
+
+    It holds for all lanes but those that are masked.
+    """
+    *outer, inner = body.domain.rows
+    if not outer or not any(transposed(operand, 1) for operand in body.region.outputs):
+        return []
+    constant = [f"{group.index} = tl.max_constancy({group.index}, HEIGHT)" for group in outer]
+    return [*constant, f"{inner.index} = tl.max_contiguous({inner.index}, HEIGHT)"]
 
 
 def _window_lines(
@@ -219,7 +243,7 @@ def _window_lines(
     lines = [_load(operand, names, tile, window, _fixed_mask(operand, tile)) for operand in fixed]
     result = names[window.node.name]
     start = 'float("-inf")' if window.largest else "0.0"
-    lines.append(f"{result} = tl.full((BLOCK_M, BLOCK_N), {start}, dtype=tl.float32)")
+    lines.append(f"{result} = tl.full({tile.shape}, {start}, dtype=tl.float32)")
     if window.bias is not None:
         bias = f"tl.load({names[window.bias]}_ptr + {tile.place(1)}, mask={tile.mask(1)}, other=0.0)"
         lines.append(f"{result} += {bias}.to(tl.float32)")
@@ -302,7 +326,7 @@ def _load(operand: Operand, names: Mapping[str, str], tile: _Tile, window: Windo
     terms = []
     for dim, moves in enumerate(operand.varies):
         if tile.folded and dim == 1 and moves:
-            terms.append(f"plane[:, None] * stride_{name}_1")
+            terms.append(f"{tile.row('plane')} * stride_{name}_1")
         elif moves and not (tile.folded and dim == 0):
             terms.append(f"{tile.place(dim, 'in' if dim >= rank - window.rank else 'at')} * stride_{name}_{dim}")
     cast = ".to(tl.float32)" if kind == "float" else ""

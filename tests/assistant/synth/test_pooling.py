@@ -61,7 +61,7 @@ def test_tiles_compile_for_a_gpu_without_spills(offline_compile, graph_of):
     graph = graph_of(module, torch.randn(2, 4, 96, 96))
     (row,) = offline_compile(compile_graph(graph, variants(graph)[0]).source, (2, 4, 96, 96))
     assert row["spill_bytes"] == 0
-    assert row["registers"] <= 80
+    assert row["registers"] <= 96
 
 
 def test_both_sides_of_a_pool_with_channel_parameters(check):
