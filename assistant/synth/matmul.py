@@ -5,8 +5,7 @@ IEEE float32 and faster than it on tensor cores. float16 and bfloat16 use the te
 epilogue are float32; the result is rounded once.
 
 Batched products, with one or two leading dimensions, take each factor by its own strides (0 where it is broadcast).
-A convolution with windows of one element is such a product too, weights times the pixels of each image, in the
-precision that PyTorch allows for convolutions (TF32, unless it is told otherwise).
+A convolution with windows of one element is such a product too, weights times the pixels of each image.
 Left out: split-K for thin outputs, persistent kernels, tensor descriptors.
 """
 
@@ -27,7 +26,7 @@ from drk.assistant.synth.launcher import (
     result_line,
     shape_arguments,
 )
-from drk.assistant.synth.regions import Product, Region
+from drk.assistant.synth.regions import Region
 from drk.assistant.synth.tiles import Tile
 from drk.gym.graph import TensorMeta
 
@@ -236,6 +235,7 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> l
     product = region.products[0]
     left, *rights = (names[value] for value in _factors(region))
     pointers, shapes = pointer_arguments(body), shape_arguments(body)
+    precision = "tf32x3" if product.node.meta.dtype == "float32" else "ieee"
     lines = [*layout_lines(body, owned), *allocation_lines(body)]
     column = -2 if product.transposed else -1
     tiles = f"triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, {tile.block_n})"
@@ -269,7 +269,7 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> l
     values += [*(value for _, value in _batch_arguments(body)), *shapes.values]
     options = [
         "INDEX=index_type",
-        f"PRECISION={_precision(product)}",
+        f'PRECISION="{precision}"',
         f"EVEN_INNER=n_inner % {tile.block_k} == 0",
         "BLOCK_M=block_m",
         f"BLOCK_N={tile.block_n}",
@@ -279,10 +279,3 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> l
         f"num_stages={tile.num_stages}",
     ]
     return [*lines, *call_lines(f"{name}_kernel", f"({tiles},)", values, options), result_line(body)]
-
-
-def _precision(product: Product) -> str:
-    """Launcher expression of the dot product's precision."""
-    if product.node.meta.dtype != "float32":
-        return '"ieee"'
-    return '"tf32" if torch.backends.cudnn.allow_tf32 else "tf32x3"' if product.of_pixels else '"tf32x3"'

@@ -56,7 +56,8 @@ def variants(graph: Graph) -> list[Variant]:
         depthwise = any((w := window_of(node, metas)) is not None and w.weight is not None for node in graph.nodes)
         pixels = [sees_one_pixel(node, metas) for node in graph.nodes if is_convolution(node)]
         found = _convolution_variants(library, full if has_product else None)
-        found = [*_pixel_variants(full if has_product else library, pixels), *found] if any(pixels) else found
+        by_pixels = _pixel_variants(full if has_product else library, pixels) if any(pixels) else []
+        found = [*found[:2], *by_pixels, *found[2:]]
         found = swapped(found) if row_major_first(graph) else found
         by_library = [replace(item, rules=replace(item.rules, depthwise=False)) for item in found[:2]]
         by_library = [replace(item, note=f"{item.note}, depthwise ones too") for item in by_library]
