@@ -11,6 +11,7 @@ Left out: strides and groups, operators before the convolution, reductions over 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from drk.assistant.synth.frames import Frame
 from drk.assistant.synth.regions import (
@@ -35,7 +36,8 @@ def sees_one_pixel(node: Node, metas: Mapping[str, TensorMeta]) -> bool:
     if rank is None or node.kwargs or len(node.metas) != 1 or node.metas[0] is None:
         return False
     source, weight, *rest = node.args
-    _bias, stride, padding, _dilation, groups = (*rest, *_DEFAULTS[len(rest) :])
+    given: list[Any] = [*rest, *_DEFAULTS[len(rest) :]]
+    _bias, stride, padding, _dilation, groups = given
     if not isinstance(source, Ref) or not isinstance(weight, Ref) or groups != 1:
         return False
     first, second, result = metas.get(source.name), metas.get(weight.name), node.metas[0]
