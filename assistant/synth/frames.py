@@ -38,7 +38,12 @@ class Frame:
     def place(self, name: str, meta: TensorMeta, *, dropped: bool = False, fixed: bool = False) -> Operand | None:
         """Align a tensor to the region; ``dropped`` ones lack the columns."""
         if dropped:
-            return align(name, meta, self.shape, dropped=self.columns, fixed=fixed)
+            edge = len(self.order) - self.columns
+            kept = sorted(self.order[:edge])
+            shape = (*(self.logical[dim] for dim in kept), *self.shape[edge:])
+            operand = align(name, meta, shape, dropped=self.columns, fixed=fixed)
+            order = (*(kept.index(dim) for dim in self.order[:edge]), *range(edge, len(self.order)))
+            return operand if operand is None or order == tuple(range(len(order))) else operand.framed(order)
         operand = align(name, meta, self.logical, fixed=fixed)
         return operand if operand is None or self.order == tuple(range(len(self.order))) else operand.framed(self.order)
 
@@ -59,7 +64,10 @@ def choose_frame(
         if frames or not 2 <= math.prod(shape[dim] for dim in dims) < 2**31:
             return None
         dims = _as_in_memory(shape, dims, nodes, metas)
-        return Frame(shape, (*(dim for dim in range(len(shape)) if dim not in dims), *dims), len(dims))
+        kept = tuple(dim for dim in range(len(shape)) if dim not in dims)
+        if 1 in kept and walk(shape, nodes, metas, users)[-1] == 1:
+            kept = (*(dim for dim in kept if dim != 1), 1)  # rows lie next to each other along channels
+        return Frame(shape, (*kept, *dims), len(dims))
     shape = broadcast([node.meta.shape for node in nodes])
     return Frame(shape, walk(shape, nodes, metas, users), 0) if shape else None
 

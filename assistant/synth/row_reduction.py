@@ -33,6 +33,11 @@ from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.assistant.synth.split_walk import Walk, rows_walk
 from drk.gym.graph import Node, TensorMeta
 
+MANY_ROWS = 16_384
+"""From so many short rows on a thread has twice as many elements: what is done once for a thread counts less."""
+SHORT_ROW = 1024
+"""Longest row of which a thread can have twice as many elements and registers to spare."""
+
 
 def write_row(
     region: Region,
@@ -92,6 +97,9 @@ def _launch_lines(
     picked = [item.whole for item in body.region.gathers if item.whole is not None]
     turned = any(transposed(item, body.region.columns) for item in (*body.region.inputs, *picked))
     fewest, most = (8, max(block.elements, 4096)) if turned else (1, block.elements)
+    per_warp = block.per_warp
+    if body.domain.n_rows >= MANY_ROWS and body.domain.n_cols <= SHORT_ROW:
+        most, per_warp = max(most, 2 * block.elements), 2 * per_warp
     return [
         *layout_lines(body, owned),
         *allocation_lines(body),
@@ -99,7 +107,7 @@ def _launch_lines(
         index_type_line(body),
         "block_n = triton.next_power_of_2(n_cols)",
         f"block_m = max({fewest}, min(64, {most} // block_n))",
-        f"num_warps = max(1, min(16, block_m * block_n // {block.per_warp}))",
+        f"num_warps = max(1, min(16, block_m * block_n // {per_warp}))",
         *([*walk.inner_row_lines(body), "row_tiles = triton.cdiv(inner_rows, block_m)"] if walk.rows else []),
         *call_lines(
             f"{name}_kernel",

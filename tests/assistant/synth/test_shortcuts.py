@@ -1,0 +1,75 @@
+"""Cheaper forms: where they are taken and where not, and that results stay as accurate as torch's."""
+
+import re
+
+import pytest
+import torch
+from torch import nn
+
+from drk.assistant.synth.propose import compile_graph, variants
+
+
+class Weights(nn.Module):
+    """Softmax and logsumexp over channels, scaled."""
+
+    def forward(self, x):
+        return torch.softmax(x * 3.0, 1), torch.logsumexp(x * 3.0, 1, keepdim=True)
+
+
+class Gate(nn.Module):
+    def forward(self, x):
+        return torch.nn.functional.silu(x) * torch.sigmoid(x), torch.exp(x) * 0.5
+
+
+class DepthMean(nn.Module):
+    """A mean over depth of what lies channels-last, with operands of each channel."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv3d(3, 40, 1)
+
+    def forward(self, x):
+        return torch.nn.functional.hardtanh(self.conv(x)).mean(2), self.conv(x).amax(2, keepdim=True)
+
+
+def test_weights_take_the_short_exponential_and_one_division_for_a_row(check):
+    compiled = check(Weights(), torch.randn(3, 37, 5, 7) * 4)
+    assert "short_exp(" in compiled.source and "def exp(" not in compiled.source
+    assert "* tl.div_rn(1.0, " in compiled.source
+
+
+def test_weights_of_infinities_and_nan_are_those_of_torch(interpreter, graph_of):
+    x = torch.randn(6, 5)
+    x[0, 1], x[1, 1], x[3, 0], x[4, 2] = float("inf"), float("-inf"), float("nan"), 3e4
+    x[2] = float("-inf")
+    graph = graph_of(Weights(), x)
+    (outputs,) = interpreter.run(compile_graph(graph, variants(graph)[0]).source, {}, [[x]])
+    for got, expected in zip(outputs, Weights()(x), strict=True):
+        torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_results_of_16_bits_take_short_forms(check, dtype):
+    compiled = check(Gate(), torch.linspace(-11, 11, 512).to(dtype), factor=3.0)
+    assert "short_silu(" in compiled.source and "short_sigmoid(" in compiled.source
+
+
+def test_float32_and_exponentials_that_are_no_weights_keep_the_long_forms(check):
+    compiled = check(Gate(), torch.linspace(-80, 80, 512))
+    assert "short_" not in compiled.source
+
+
+def test_exp_is_accurate_and_ends_where_floats_do(interpreter, graph_of):
+    x = torch.cat([torch.linspace(-87, 88.7, 4001), torch.tensor([float("inf"), float("-inf"), float("nan"), 89.0])])
+    graph = graph_of(Gate(), x)
+    (outputs,) = interpreter.run(compile_graph(graph, variants(graph)[0]).source, {}, [[x]])
+    truth = torch.exp(x.double()) * 0.5
+    assert torch.equal(outputs[1][-4:].isnan(), x[-4:].isnan())
+    assert outputs[1][-4:-2].tolist() == [float("inf"), 0.0]
+    assert ((outputs[1].double() - truth) / truth)[:4001].abs().max() < 4 * 2.0**-24
+
+
+def test_rows_beside_channels_follow_memory(check):
+    compiled = check(DepthMean(), torch.randn(2, 3, 5, 3, 4))
+    assert re.search(r"n_rows = .*shape\[1\]$", compiled.source, re.MULTILINE)
+    check(DepthMean(), torch.randn(1, 3, 4, 1, 1))
