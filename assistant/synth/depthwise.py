@@ -7,7 +7,7 @@ Tensors are read and written by their own strides, so that no layout has to be m
 taps transposed first, for lanes to read theirs side by side.
 
 Left out: convolutions with several results per channel, transposed ones, shared memory; large windows are not unrolled
-and share nothing.
+and share nothing. In tensors of more than 2**31 elements a window must still span fewer.
 """
 
 from __future__ import annotations
@@ -216,7 +216,8 @@ class _Writer:
         """The loops over the window, which leave ``sums``, or the result's own name with one row."""
         form, names, rank = self.form, self.names, self.form.rank
         firsts = {dim: f"first_{dim}" for dim in form.dims}
-        lines, moving = [], []
+        lines: list[str] = []
+        moving: list[Operand] = []
         for item in self.region.pooled:
             moves, name = self._moves(item, range(rank)), names[item.value]
             if set(moves) & set(form.dims):
@@ -260,9 +261,14 @@ class _Writer:
                 if dim in form.dims and form.size(dim) > 1:
                     terms.append(f"{_times(f'k_{dim}', form.dilation(dim))} * stride_{name}_{dim}")
             lines.append(self._load(name, _plus(terms), valid, item.meta.dtype))
-        lines += self.early.statements(self.early.region.nodes)
+        nodes = self.early.region.nodes
+        for node in nodes:
+            if node.bare_op == "contiguous":  # a layout is nothing to a lane
+                self.early.rename(node.name, tidy(self.early.text(node.args[0], self.early.kind(node.name))))
+            else:
+                lines += self.early.statements([node])
         taken = tidy(self.early.text(Ref(self.window.source), "float"))
-        if any(node.bare_op not in _KEEP_ZERO for node in self.early.region.nodes):
+        if any(node.bare_op not in _KEEP_ZERO for node in nodes):
             lines.append(f"taken = tl.where({valid}, {taken}, 0.0)")
             taken = "taken"
         if form.rows == 1:
@@ -290,9 +296,12 @@ class _Writer:
         """Bias, what stands behind the window, and the stores, for each of a lane's results."""
         form, names = self.form, self.names
         places = {dim: f"at_{dim}" if dim != form.walked else f"out_{dim}" for dim in form.dims}
-        lines, inner = [], []
+        lines: list[str] = []
+        inner: list[str] = []
+        own = "sums[row]" if form.rows > 1 else "sums"
         if self.window.bias is not None:
             bias = names[self.window.bias]
+            own += f" + {bias}"
             lines.append(f"{bias} = tl.load({bias}_ptr + channel, mask=channel_mask, other=0.0).to(tl.float32)")
         for item in self.region.inputs:
             moves, name = self._moves(item, self.region.order), names[item.value]
@@ -300,8 +309,7 @@ class _Writer:
             mask = "mask" if by_row else self._mask(moves)
             load = self._load(name, self._offsets(name, moves, places), mask, item.meta.dtype)
             (inner if by_row else lines).append(load)
-        own = "sums[row]" if form.rows > 1 else "sums"
-        inner.append(f"{self.result} = {own}{f' + {bias}' if self.window.bias is not None else ''}")
+        inner.append(f"{self.result} = {own}")
         inner += self.late.statements(after)
         for item in self.region.outputs:
             name, moves = f"out_{names[item.value]}", self._moves(item, self.region.order)
