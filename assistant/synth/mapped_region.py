@@ -13,7 +13,7 @@ stay torch operators).
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from drk.assistant.synth.domain import Operand, memory_order
 from drk.assistant.synth.draft import contiguous_meta
@@ -40,12 +40,16 @@ class _Joiner:
     facts: Facts
     regions: list[Region]
     excluded: frozenset[str]
+    by_name: dict[str, Node] = field(default_factory=dict)
+    owners: dict[str, Region] = field(default_factory=dict)
+    views: set[str] = field(default_factory=set)
 
     def run(self) -> list[Region]:
         self.by_name = {node.name: node for node in self.graph.nodes}
+        self.owners = {name: region for region in self.regions for name in region.names}
         self.views = {node.name for node in self.graph.nodes if self._free(node)}
         for node in reversed(self.graph.nodes):
-            owner = self._owner(node.name)
+            owner = self.owners.get(node.name)
             if owner is not None and _plain(owner) and owner.nodes[-1].name == node.name:
                 self._grow(list(owner.nodes), [owner])
             elif owner is None and self._moves(node) and node.name not in self.facts.fixed:
@@ -53,15 +57,12 @@ class _Joiner:
         return self.regions
 
     def _free(self, node: Node) -> bool:
-        owned = self._owner(node.name) is not None or node.name in self.excluded | self.facts.sized
+        owned = node.name in self.owners or node.name in self.excluded | self.facts.sized
         kept = node.name in self.facts.fixed and node.bare_op == "contiguous"  # a parameter is held in that layout
         return not owned and not kept and is_view(node)
 
     def _moves(self, node: Node) -> bool:
         return node.name in self.views and moves_data(node, self.facts.metas)
-
-    def _owner(self, name: str) -> Region | None:
-        return next((region for region in self.regions if name in region.names), None)
 
     def _grow(self, nodes: list[Node], taken: list[Region]) -> None:
         """Take in what lies behind views, as far as a kernel can be written, and replace the regions if any was."""
@@ -85,6 +86,7 @@ class _Joiner:
         if found is not None:
             joined, gone = found
             self.regions = [item for item in self.regions if not any(item is other for other in gone)] + [joined]
+            self.owners |= dict.fromkeys(joined.names, joined)
 
     def _views_behind(self, nodes: list[Node]) -> list[Node]:
         """Views that ``nodes`` read, directly or through views, and nothing else does."""
@@ -108,9 +110,10 @@ class _Joiner:
         """Elementwise regions all of whose results ``nodes`` alone read."""
         inside = {node.name for node in nodes}
         read = {name for node in nodes for name in node.inputs()} - inside
-        found = []
-        for region in self.regions:
-            if any(region is item for item in taken) or not _plain(region) or not read & region.names:
+        found: list[Region] = []
+        for name in sorted(read, key=lambda item: self.facts.order[item]):
+            region = self.owners.get(name)
+            if region is None or any(region is item for item in (*taken, *found)) or not _plain(region):
                 continue
             readers = {user for item in region.outputs for user in self.facts.users[item.value]} - region.names
             if readers <= inside and scalar_flops(region.nodes) <= MAX_FLOPS:

@@ -1,5 +1,7 @@
 """Kernels that read through views, against float64 under the interpreter."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -7,6 +9,7 @@ from modules import Each, Function
 from torch import nn
 
 from drk.assistant.synth.propose import compile_graph, variants
+from drk.assistant.synth.regions import Rules
 
 
 def shuffled(groups):
@@ -182,3 +185,11 @@ def test_what_a_view_shows_in_part_stays_before_it(check):
         return torch.softmax((x * y).reshape(4, 15), -1), torch.softmax((x * 2 + y).relu().unsqueeze(1), -1)
 
     check(Function(forward), torch.randn(4, 3, 5), torch.randn(3, 1))
+
+
+def test_both_layouts_compile_for_a_gpu(graph_of, offline_compile):
+    module = Function(lambda s, x: F.pixel_shuffle(s.conv(x), 2).relu().flip(2), conv=nn.Conv2d(16, 64, 1)).eval()
+    graph = graph_of(module, torch.randn(2, 16, 32, 32))
+    compiled = compile_graph(graph, replace(variants(graph)[0], rules=Rules(matmul=False), channels_last=True))
+    rows = offline_compile(compiled.source, [2, 16, 32, 32])
+    assert [row["spill_bytes"] for row in rows] == [0, 0]
