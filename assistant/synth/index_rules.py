@@ -123,7 +123,8 @@ def _upsample(node: Node, coords: Coordinates, before: Sequence[int], atoms: Ato
     result = list(coords)
     for dim, scale in zip(images, scales, strict=True):
         factor = int(scale)
-        if factor != scale or factor < 1 or not _rounds_down(node.meta.shape[dim], factor):
+        single = before[dim] == 1 and factor > 1  # what is broadcast now may have more elements at the next call
+        if factor != scale or factor < 1 or single or not _rounds_down(node.meta.shape[dim], factor):
             raise NoMap
         result[dim] = _dropped(coords[dim], before[dim], factor, atoms, inner=True)
     return tuple(result)

@@ -37,7 +37,7 @@ Sizes = Mapping[int, AxisSize | int]
 def sizes_of(found: Trace, metas: Mapping[str, TensorMeta], fixed: frozenset[str]) -> Sizes | None:
     """Where the launcher finds each atom's size, or None where it cannot."""
     sizes: dict[int, AxisSize | int] = {}
-    loads = sorted(found.loads, key=lambda place: place[0] in fixed)
+    loads = sorted(found.loads, key=lambda place: (place[0] in fixed, -metas[place[0]].numel))
     axes = [
         (name, axis, coordinate, metas[name].shape[axis])
         for name, coords in loads

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from drk.assistant.synth.index_maps import Atoms, Coordinate, Coordinates, Refined
 from drk.assistant.synth.index_rules import is_view, pull
-from drk.gym.graph import Node, Ref, TensorMeta
+from drk.gym.graph import Node, TensorMeta
 
 MAX_REFINEMENTS = 24
 _AXES = {
@@ -114,8 +114,3 @@ class _Walk:
             Coordinate() if size == 1 and (whole != 1 or name in self.fixed) else item
             for item, size, whole in zip(own, sizes, full, strict=True)
         )
-
-
-def arguments(node: Node) -> list[str]:
-    """Names that an elementwise operator's arguments refer to."""
-    return [item.name for item in (*node.args, *node.kwargs.values()) if isinstance(item, Ref)]

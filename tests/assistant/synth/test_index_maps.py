@@ -77,7 +77,7 @@ CHAINS = {
     "interleave": (lambda _, x: x.repeat_interleave(3, 1).flatten(), (2, 5)),
     "nearest": (lambda _, x: F.interpolate(x, scale_factor=(2, 3)), (2, 1, 2, 3)),
     "nearest_1d": (lambda _, x: F.interpolate(x, scale_factor=4), (2, 2, 3)),
-    "nearest_3d": (lambda _, x: F.interpolate(x, scale_factor=2), (1, 2, 2, 1, 3)),
+    "nearest_3d": (lambda _, x: F.interpolate(x, scale_factor=(2, 1, 2)), (1, 2, 2, 1, 3)),
     "expand": (lambda _, x: x.unsqueeze(1).expand(2, 4, 3).reshape(8, 3), (2, 3)),
     "squeeze": (lambda _, x: x.unsqueeze(-1).squeeze(0).permute(1, 0, 2), (1, 4, 3)),
 }
@@ -160,6 +160,11 @@ def test_sizes_that_do_not_divide_are_refused():
     coords = tuple(atoms.coordinate(atoms.add(size, "a")) for size in (2, 3))
     with pytest.raises(NoMap):
         reshaped(coords, (2, 3), (3, 2), atoms)
+
+
+def test_a_single_element_is_not_taken_for_all_there_can_be():
+    with pytest.raises(NoMap):
+        traced(lambda _, x: F.interpolate(x, scale_factor=2), numbered(1, 2, 1, 3))
 
 
 def test_what_moves_data(graph_of):

@@ -112,6 +112,20 @@ def test_views_between_elementwise_operators(check, dtype):
     assert kinds(compiled).count("mapped") == len(VIEWS)
 
 
+def test_one_image_at_capture_and_several_later(check):
+    def forward(s, x, gate):
+        return F.pixel_shuffle(s.conv(x), 2) * gate.sigmoid() + 1
+
+    calls = [[torch.randn(3, 3, 4, 7), torch.randn(3, 2, 8, 14)], [torch.randn(2, 3, 1, 1), torch.randn(2, 2, 2, 2)]]
+    both(
+        check,
+        Function(forward, conv=nn.Conv2d(3, 8, 1)),
+        torch.randn(1, 3, 5, 6),
+        torch.randn(1, 2, 10, 12),
+        calls=calls,
+    )
+
+
 def test_strided_inputs_are_read_where_they_lie(check):
     module = Function(lambda _, x, y: F.pixel_shuffle((x + 1) * y, 2).relu() * 2)
     x, y = torch.randn(2, 8, 3, 10)[..., ::2], torch.randn(2, 3, 5, 8).permute(0, 3, 1, 2)
