@@ -41,6 +41,12 @@ class Access:
         """Pairs of axis and digit."""
         return [(axis, digit) for axis, coordinate in enumerate(self.coords) for digit in coordinate.digits]
 
+    @property
+    def follows(self) -> bool:
+        """Whether what are neighbours across axes as captured are so at all sizes: not where every other is skipped."""
+        lowest = [min(digit.weight for digit in item.digits) for item in self.coords if item.digits]
+        return self.operand.order is not None and all(weight == 1 for weight in lowest)
+
     def moves(self) -> dict[int, int]:
         """How far an atom's step moves in memory, in elements as captured."""
         found: dict[int, int] = {}
@@ -146,7 +152,7 @@ class Grid:
         if not any(steps):
             return []
         chained = all(a == b * part.size for a, b, part in zip(steps, steps[1:], parts[1:], strict=False))
-        if flat and (len(parts) == 1 or (chained and item.operand.order is not None)):
+        if flat and (len(parts) == 1 or (chained and item.follows)):
             return [self._times(flat + suffix, item, parts[-1])]
         return [self._times(part.index + suffix, item, part) for part, step in zip(parts, steps, strict=True) if step]
 
@@ -349,4 +355,4 @@ def _neighbours(item: Access, outer: int, inner: int, atoms: Atoms) -> bool:
     if (moves.get(outer, 0) != moves.get(inner, 0) * atoms.sizes[inner]) or (moves.get(outer, 0) < 0):
         return False
     axes = {axis for axis, digit in item.digits() if digit.atom in (outer, inner)}
-    return item.operand.order is not None or len(axes) < 2
+    return item.follows or len(axes) < 2

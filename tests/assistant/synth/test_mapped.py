@@ -126,6 +126,15 @@ def test_one_image_at_capture_and_several_later(check):
     )
 
 
+def test_every_other_column_of_an_odd_width(check):
+    def forward(_, x, y):
+        return (x * 2)[:, :, ::2].flip(1).relu() + y
+
+    calls = [[torch.randn(2, 5, 9), torch.randn(2, 5, 5)]]
+    compiled = check(Function(forward), torch.randn(3, 4, 8), torch.randn(3, 4, 4), calls=calls)
+    assert kinds(compiled) == ["mapped"]
+
+
 def test_strided_inputs_are_read_where_they_lie(check):
     module = Function(lambda _, x, y: F.pixel_shuffle((x + 1) * y, 2).relu() * 2)
     x, y = torch.randn(2, 8, 3, 10)[..., ::2], torch.randn(2, 3, 5, 8).permute(0, 3, 1, 2)
