@@ -52,6 +52,8 @@ class Body:
     metas: Mapping[str, TensorMeta]
     two_dimensional: bool
     extra_operands: tuple[Operand, ...] = ()
+    steady: frozenset[str] = frozenset()
+    """Indices of row groups that are one number for a whole tile."""
     domain: Domain = field(init=False)
     _inlined: dict[str, str] = field(default_factory=dict)
 
@@ -69,13 +71,15 @@ class Body:
     def address(self, operand: Operand) -> str:
         """Pointer expression of an operand."""
         row, column = ("[:, None]", "[None, :]") if self.two_dimensional else ("", "")
-        where = offset(operand, self.names[operand.value], self.domain, row, column)
+        where = offset(operand, self.names[operand.value], self.domain, row, column, self.steady)
         return f"{self.pointer(operand.value)} + {where}" if where else self.pointer(operand.value)
 
     def mask(self, operand: Operand) -> str:
         """Name of the mask that fits the operand's own shape, or an empty string for a single element."""
         edge = len(self.region.shape) - self.region.columns
-        by_row, by_column = any(operand.varies[:edge]), any(operand.varies[edge:])
+        steady = {dim for group in self.domain.rows if group.index in self.steady for dim in group.dims}
+        by_row = any(operand.varies[dim] for dim in range(edge) if dim not in steady)
+        by_column = any(operand.varies[edge:])
         if not self.two_dimensional:
             return "mask" if by_row else ""
         return {(True, True): "mask", (True, False): "row_mask", (False, True): "col_mask"}.get((by_row, by_column), "")

@@ -201,8 +201,18 @@ def stride_arguments(operand: Operand, name: str, domain: Domain) -> list[tuple[
     ]
 
 
-def offset(operand: Operand, name: str, domain: Domain, row: str = "", column: str = "") -> str:
-    """Offset expression of ``operand``; ``row``, ``column`` are index suffixes (``[:, None]``, ``[None, :]``)."""
+def offset(
+    operand: Operand,
+    name: str,
+    domain: Domain,
+    row: str = "",
+    column: str = "",
+    steady: frozenset[str] = frozenset(),
+) -> str:
+    """Offset expression of ``operand``; ``row``, ``column`` are index suffixes (``[:, None]``, ``[None, :]``).
+
+    Indices in ``steady`` are the same for a whole tile and take no suffix.
+    """
     terms: list[str] = []
     inner: list[str] = []
     whole_rows = len(domain.cols) > 1 and all(operand.varies[group.dims[-1]] for group in domain.cols)
@@ -212,7 +222,7 @@ def offset(operand: Operand, name: str, domain: Domain, row: str = "", column: s
         for group in reversed(groups):
             if not operand.varies[group.dims[-1]]:
                 continue
-            index = f"{group.index}{suffix}"
+            index = group.index if group.index in steady else f"{group.index}{suffix}"
             if operand.strided:
                 terms.append(f"{index} * stride_{name}_{group.dims[-1]}")
                 continue

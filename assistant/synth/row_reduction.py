@@ -30,7 +30,7 @@ from drk.assistant.synth.long_rows import fits_registers, write_long_rows
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.reducers import whole_lines
 from drk.assistant.synth.regions import REDUCTIONS, Region
-from drk.assistant.synth.split_walk import Walk, rows_walk
+from drk.assistant.synth.split_walk import Walk, rows_walk, steady_rows
 from drk.gym.graph import Node, TensorMeta
 
 MANY_ROWS = 16_384
@@ -52,6 +52,7 @@ def write_row(
         return write_long_rows(region, name, names, metas, owned, block)
     body = Body(region, names, metas, two_dimensional=True)
     walk = rows_walk(body)
+    body.steady = steady_rows(body, walk)
     return row_blocks(
         body,
         name,

@@ -23,6 +23,8 @@ PROGRAMS = 1056
 """Programs that a level aims at: eight for each multiprocessor of the largest Hopper GPU."""
 LEAST_INNER = 192
 """Shortest innermost group of columns inside which tiles are laid out."""
+LONG_INNER = 512
+"""Shortest innermost group of rows inside which tiles of rows are laid out for an input's sake."""
 TALL = 32
 """Rows of a tile whose rows lie next to each other in memory: a cache line of float32."""
 
@@ -56,7 +58,7 @@ class Walk:
             f"inner_row = ({tile} % row_tiles * BLOCK_M).to(INDEX) + tl.arange(0, BLOCK_M)",
             "rows = outer_row * inner_rows + inner_row",
             "row_mask = inner_row[:, None] < inner_rows",
-            *_group_lines(body.domain.rows, self.rows, "row", "BLOCK_M"),
+            *_group_lines(body.domain.rows, self.rows, "row", "BLOCK_M", body.steady),
         ]
 
     def loop_lines(self, body: Body, inside: Sequence[str]) -> list[str]:
@@ -150,19 +152,50 @@ def walk_of(body: Body) -> Walk:
 
 
 def rows_walk(body: Body) -> Walk:
-    """The walk of whole rows: along an innermost group where a tile's rows lie next to each other in memory."""
-    rows = walk_of(body).rows
-    inner = math.prod(body.region.shape[dim] for dim in rows)
-    return Walk(rows if len(body.domain.rows) > 1 and inner >= TALL else ())
+    """The walk of whole rows: along an innermost group where a tile's rows lie next to each other in memory.
+
+    Also where that group is long and some input is the same all along it (scales of an image's channels): a tile then
+    needs one row of that.
+    """
+    rows, region = walk_of(body).rows, body.region
+    if len(body.domain.rows) < 2:
+        return Walk()
+    inner = body.domain.rows[-1].dims
+    edge = len(region.shape) - region.columns
+    shared = any(
+        any(item.varies[:edge]) and any(item.varies[edge:]) and not item.varies[inner[-1]] for item in region.inputs
+    )
+    if not rows and shared and math.prod(region.shape[dim] for dim in inner) >= LONG_INNER:
+        return Walk(inner)
+    return Walk(rows if math.prod(region.shape[dim] for dim in rows) >= TALL else ())
 
 
-def _group_lines(groups: Sequence[Group], inner: tuple[int, ...], side: str, block: str) -> list[str]:
-    """Indices of ``groups``; where the last one is the walk's own, the others are the same for the whole tile."""
+def _group_lines(
+    groups: Sequence[Group], inner: tuple[int, ...], side: str, block: str, steady: frozenset[str] = frozenset()
+) -> list[str]:
+    """Indices of ``groups``; where the last one is the walk's own, the others are the same for the whole tile.
+
+    Those in ``steady`` stay single numbers.
+    """
     flat = f"{side}s"
     if len(groups) < 2 or groups[-1].dims != inner:
         return index_lines(tuple(groups), flat)
     lines, rest = [f"{groups[-1].index} = inner_{side}"], f"outer_{side}"
+    spread = f" + tl.zeros(({block},), tl.int32)"
     for group in reversed(groups[1:-1]):
-        lines.append(f"{group.index} = {rest} % {group.size} + tl.zeros(({block},), tl.int32)")
+        lines.append(f"{group.index} = {rest} % {group.size}{'' if group.index in steady else spread}")
         rest = f"{rest} // {group.size}"
-    return [*lines, f"{groups[0].index} = {rest} + tl.zeros(({block},), tl.int32)"]
+    return [*lines, f"{groups[0].index} = {rest}{'' if groups[0].index in steady else spread}"]
+
+
+def steady_rows(body: Body, walk: Walk) -> frozenset[str]:
+    """Indices of the groups of rows that are the same for a whole tile of ``walk``: all but the innermost.
+
+    None where an output does not follow the innermost one, or integers are read by position.
+    """
+    region, groups = body.region, body.domain.rows
+    if not walk.rows or len(groups) < 2 or groups[-1].dims != walk.rows or region.gathers or region.positions:
+        return frozenset()
+    if not all(operand.varies[groups[-1].dims[-1]] for operand in region.outputs):
+        return frozenset()
+    return frozenset(group.index for group in groups[:-1])

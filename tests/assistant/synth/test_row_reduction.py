@@ -135,3 +135,23 @@ def test_largest_and_smallest_of_a_row_with_nan_are_nan(interpreter, graph_of):
     (outputs,) = interpreter.run(compile_graph(graph, variants(graph)[0]).source, {}, [[x]])
     for got, expected in zip(outputs, module(x), strict=True):
         torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+class ScaledChannels(nn.Module):
+    """A maximum over channels of what is scaled by image and channel, channels-last as a convolution leaves it."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv = nn.Conv2d(3, 12, 3)
+
+    def forward(self, x, scale, shift):
+        return torch.amax(self.conv(x) * scale + shift, 1, keepdim=True)
+
+
+def test_tiles_stay_inside_images_where_scales_are_an_images_own(check):
+    def arguments(images, height, width):
+        return torch.randn(images, 3, height, width), torch.rand(images, 12, 1, 1), torch.randn(images, 12, 1, 1)
+
+    module, smaller = ScaledChannels(), (arguments(2, 9, 8), arguments(1, 3, 4))
+    compiled = check(module, *arguments(3, 27, 25), calls=smaller)
+    assert "row_0 = outer_row\n" in compiled.source
