@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
-from drk.assistant.synth.domain import memory_order
 from drk.assistant.synth.expression import is_pointwise
+from drk.assistant.synth.frames import is_channels_last
 from drk.assistant.synth.regions import reduced_dims
 from drk.assistant.synth.windows import Window, window_of
 from drk.gym.graph import Graph, Node, TensorMeta
@@ -28,9 +28,8 @@ def row_major_first(graph: Graph) -> bool:
     windows = [item for node in graph.nodes if (item := window_of(node, metas)) is not None and item.weight is not None]
     if not windows or any(_half_convolution(node, windows) for node in graph.nodes):
         return False
-    inputs = {item.name for item in graph.placeholders}
-    if any(memory_order(metas[w.source]) is not None and not metas[w.source].contiguous for w in windows):
-        return not any(w.source in inputs for w in windows)
+    if any(is_channels_last(metas[window.source]) for window in windows):
+        return False
     return not any(_wants_channels(window.node, by_name, users, metas) for window in windows)
 
 

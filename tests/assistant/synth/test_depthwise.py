@@ -138,3 +138,15 @@ def test_row_major_images_stay_so_unless_channels_are_wanted_innermost(graph_of,
     compiled = check(module, images, calls=[[torch.randn(1, 6, 5, 9)]], factor=4.0)
     assert "memory_format=torch.channels_last)" in compiled.source
     assert [region.kind for region in compiled.regions] == ["depthwise", "row"]
+
+
+def test_a_lane_holds_its_sums_in_registers(graph_of, offline_compile):
+    images = torch.empty(2, 64, 96, 96)
+    module = Function(lambda s, x: s.conv(x).relu(), conv=depthwise(64, 3, padding=1)).eval()
+    graph = graph_of(module, images)
+    source = compile_graph(graph, variants(graph)[0]).source
+    (kernel,) = offline_compile(source, list(images.shape))
+    assert "sums = (zeros,) * 8" in source
+    assert kernel["spill_bytes"] == 0
+    assert kernel["registers"] <= 96
+    assert kernel["shared_bytes"] == 0  # all tensors lie in lanes alike
