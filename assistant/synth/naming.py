@@ -36,6 +36,11 @@ _RESERVED = {
     "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
 }  # fmt: skip
 
+_NUMBERED = re.compile(
+    r"(at|axis|axis_size|col|col_size|count|first|groups|in|inside|k|out|outer|result|row|row_size|size)(_\d+)*"
+)
+"""What kernels and launchers call by a number (``row_1``): a user's own ``row`` must not become such a name."""
+
 
 class NameTable:
     """Hands out unique identifiers."""
@@ -47,6 +52,7 @@ class NameTable:
         """Return ``wish`` as an identifier nobody has, with a number appended if need be."""
         name = re.sub(r"\W+", "_", wish).strip("_") or "value"
         name = f"v{name}" if name[0].isdigit() else name
+        name = f"{name}_value" if _NUMBERED.fullmatch(name) else name
         unique, count = name, 1
         while unique in self._taken:
             unique, count = f"{name}_{count}", count + 1
