@@ -19,7 +19,7 @@ import torch
 from drk.gym.compare import compare_named
 from drk.gym.coverage_estimate import coverage_estimate
 from drk.gym.draft import Stop
-from drk.gym.reference import ReferenceSession, Trial, fetch
+from drk.gym.reference import REPEATING, ReferenceSession, Trial, fetch
 from drk.gym.runner.sampling import DIGEST, SHAPE, is_shown, shape_in
 from drk.gym.runner.structure import dtype_name
 from drk.gym.runner_handle import RunnerHandle
@@ -58,7 +58,7 @@ class Trials:
                 break
             await self._trial(index)
             if not self.evaluation.correct:
-                if index == 1:
+                if index in REPEATING:
                     await self._name_stale()
                 await self._name_downgrade(index)
                 return
@@ -251,7 +251,7 @@ class Trials:
         )
 
     async def _name_stale(self) -> None:
-        """The second trial differs from the first in little; an answer that fits the first only is from a cache."""
+        """Some trials differ from the first in little; an answer that fits the first only is from a cache."""
         first = await self.session.trial(0)
         for name in self._last:
             if not name.startswith("out") or not is_shown(name) or name not in first.native:

@@ -20,7 +20,7 @@ import torch
 
 from drk.gym.runner import structure, values
 
-PERTURBED_ELEMENTS = 8
+PERTURBED_ELEMENTS = 4
 PADDING = 3
 Inputs = tuple[list[Any], dict[str, Any]]
 

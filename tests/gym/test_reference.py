@@ -18,6 +18,8 @@ def test_second_trial_repeats_the_first_in_place() -> None:
     key, recipe = recipe_for(1, keys)
     assert key == 11 and recipe["in_place"] and recipe["perturb"] and recipe["weights"] > 1
     assert recipe_for(2, keys)[0] == 33 and "stress" in recipe_for(2, keys)[1]
+    key, other = recipe_for(3, [*keys, 44])
+    assert key == 11 and other["strided"] and other["perturb"] != recipe_for(1, [*keys, 44])[1]["perturb"]
 
 
 @pytest.mark.parametrize(("change", "held"), [(1.0, True), (1.01, False), (float("inf"), False)])
