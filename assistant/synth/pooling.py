@@ -1,4 +1,4 @@
-"""Writes kernels for pooling and depthwise convolution: each program computes a tile of results from their windows.
+"""Writes kernels for pooling: each program computes a tile of results from their windows.
 
 A tile's columns follow the innermost dimension in memory, its rows the next one; outer dimensions are walked flat. So a
 tile's place costs a few divisions for each program and none for an element, a warp reads neighbouring elements, and
@@ -77,10 +77,6 @@ class _Tile:
         """The same as a vector."""
         return "cols" if dim == self.cols and prefix == "at" else f"{prefix}_{dim}"
 
-    def mask(self, dim: int) -> str:
-        """The mask of a vector along a dimension."""
-        return "col_mask" if dim == self.cols else "row_mask"
-
 
 def write_pooling(
     region: Region,
@@ -95,8 +91,7 @@ def write_pooling(
     columns = 0 if tile.flat else 1
     body = Body(replace(region, columns=columns), names, metas, two_dimensional=not tile.flat)
     outputs = tuple(operand.value for operand in region.outputs)
-    weights = [item for item in (window.weight, window.bias) if item is not None]
-    inputs = tuple(dict.fromkeys([*(operand.value for operand in (*region.pooled, *region.inputs)), *weights]))
+    inputs = tuple(dict.fromkeys(operand.value for operand in (*region.pooled, *region.inputs)))
     before = leading_names(region.nodes, window.source)
     after = [node for node in region.nodes if node.name not in before and node is not window.node]
     lines = [
@@ -108,7 +103,7 @@ def write_pooling(
         *body.statements(after),
         *(body.store(operand) for operand in region.outputs),
     ]
-    arguments = _arguments(body, tile, names, weights)
+    arguments = _arguments(body, tile, names)
     formula = body.formula(outputs)
     doc = ["A tile of results, windows unrolled:", *formula]
     kernel = kernel_source(f"{name}_kernel", arguments.parameters, doc, lines)
@@ -123,7 +118,7 @@ def _tile(region: Region) -> _Tile:
     window, plain = _window(region), sorted(region.order) == list(region.order)
     images = [operand for operand in region.pooled if operand.varies[0] or operand.varies[1]]
     whole = all(operand.varies[0] and operand.varies[1] and _row_major(operand) for operand in images)
-    folded = plain and len(outer) > 1 and whole and window.weight is None and window.bias is None
+    folded = plain and len(outer) > 1 and whole
     turned = any(transposed(operand, 1) for operand in region.outputs)
     return _Tile(tuple(outer), second, cols, folded, flat=cols >= len(region.shape) - window.rank and not turned)
 
@@ -140,10 +135,10 @@ def _row_major(operand: Operand) -> bool:
 # --- Kernel text ---------------------------------------------------------------------------------------------
 
 
-def _arguments(body: Body, tile: _Tile, names: Mapping[str, str], weights: Sequence[str]) -> Arguments:
+def _arguments(body: Body, tile: _Tile, names: Mapping[str, str]) -> Arguments:
     """Pointers, sizes, strides, and the constants that only the kernel has."""
     region, rows = body.region, body.domain.rows
-    early = [*(operand.value for operand in region.pooled), *weights]
+    early = [operand.value for operand in region.pooled]
     pointers = pointer_arguments(body)
     strides = [pair for operand in region.pooled for pair in _strides(operand, tile, names[operand.value])]
     for operand in region.inputs:
@@ -244,9 +239,6 @@ def _window_lines(
     result = names[window.node.name]
     start = 'float("-inf")' if window.largest else "0.0"
     lines.append(f"{result} = tl.full({tile.shape}, {start}, dtype=tl.float32)")
-    if window.bias is not None:
-        bias = f"tl.load({names[window.bias]}_ptr + {tile.place(1)}, mask={tile.mask(1)}, other=0.0)"
-        lines.append(f"{result} += {bias}.to(tl.float32)")
     total = math.prod(window.sizes)
     loop = "tl.static_range" if total <= UNROLLED else "range"
     checks = ["mask"]
@@ -264,14 +256,13 @@ def _window_lines(
     inner = [f"inside = {' & '.join(checks)}"] if len(checks) > 1 else []
     other = 'float("-inf")' if window.largest and not before else "0"
     inner += [_load(operand, names, tile, window, inside, other) for operand in moving]
-    inner += _taken_lines(region, tile, names, metas, before, inside)
+    inner += _taken_lines(region, names, metas, before, inside)
     lines += ["    " * window.rank + line for line in inner]
     return [*lines, *_average_lines(window, tile, result, pooled, total)]
 
 
 def _taken_lines(
     region: Region,
-    tile: _Tile,
     names: Mapping[str, str],
     metas: Mapping[str, TensorMeta],
     before: frozenset[str],
@@ -288,17 +279,11 @@ def _taken_lines(
         return [*lines, f"{result} = tl.maximum({result}, {taken}, propagate_nan=tl.PropagateNan.ALL)"]
     zero = all(node.bare_op in _KEEPS_ZERO and len(node.inputs()) == 1 for node in nodes)
     taken = taken if zero else f"tl.where({inside}, {taken}, 0.0)"
-    if window.weight is None:
-        return [*lines, f"{result} += {taken}"]
-    offset = tile.place(1)
-    for dim, size in enumerate(window.sizes, start=2):
-        offset = f"{f'({offset})' if dim > 2 else offset} * {size} + k_{dim}"
-    weight = f"tl.load({names[window.weight]}_ptr + {offset}, mask={tile.mask(1)}, other=0.0)"
-    return [*lines, f"{result} += {taken} * {weight}.to(tl.float32)"]
+    return [*lines, f"{result} += {taken}"]
 
 
 def _average_lines(window: Window, tile: _Tile, result: str, pooled: list[int], total: int) -> list[str]:
-    if window.largest or window.weight is not None:
+    if window.largest:
         return []
     if window.counts_padding and not window.ceil:
         return [f"{result} = {result} / {total}.0"]
@@ -347,8 +332,6 @@ def _launch_lines(
     if tile.folded:
         together = [item for item in region.pooled if item.varies[0] and item.value not in owned]
         lines += [f"{names[item.value]} = {names[item.value]}.contiguous()" for item in together]
-    if window.weight is not None:
-        lines.append(f"{names[window.weight]} = {names[window.weight]}.contiguous()")
     for dim in range(2, rank):
         lines.append(f"size_{dim} = {names[whole.value]}.shape[{dim}]")
     for dim in range(rank):
