@@ -8,11 +8,13 @@ shuffle, a channel shuffle and a plain transposition are the same in the end: ea
 Which operator does what is told by :mod:`drk.assistant.synth.index_rules`. Weights and sizes are those of the captured
 shapes; the writer (:mod:`drk.assistant.synth.mapped`) states them by the tensors' sizes at run time.
 
-Left out: splits at which sizes do not divide one another.
+Left out: splits at which sizes do not divide one another, and starts that are counted from a dimension's end
+(``x[-4:]``, the first elements of what is flipped): a number would be another element at other sizes.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -55,6 +57,8 @@ class Atoms:
     children: dict[int, tuple[int, int]] = field(default_factory=dict)
     grown: set[int] = field(default_factory=set)
     """Atoms along which something was expanded: sizes that may be those of an input that is read elsewhere."""
+    left: set[int] = field(default_factory=set)
+    """Atoms whose size a view leaves open (-1), so that of several it is the one that may change."""
 
     def add(self, size: int, name: str) -> int:
         """Add an atom and return its number."""
@@ -148,11 +152,11 @@ def blocks(before: Sequence[int], after: Sequence[int]) -> list[tuple[list[int],
 
 def _redigited(coords: Sequence[Coordinate], after: list[int], before: list[int], atoms: Atoms) -> list[Coordinate]:
     flat: list[Digit] = []
-    start, stride = 0, 1
+    stride = 1
     for coordinate, size in zip(reversed(coords), reversed(after), strict=True):
         flat += [replace(digit, weight=digit.weight * stride) for digit in coordinate.digits]
-        start += coordinate.start * stride
         stride *= size
+    start, parts = _start(coords, after, before)
     result: list[Coordinate] = []
     stride = 1
     for size in reversed(before):
@@ -163,12 +167,29 @@ def _redigited(coords: Sequence[Coordinate], after: list[int], before: list[int]
                 raise NoMap
         digits.sort(key=lambda digit: -digit.weight)
         own = tuple(replace(digit, weight=digit.weight // stride) for digit in digits)
-        made = Coordinate(own, start // stride % size)
+        made = Coordinate(own, start if stride == 1 else 0, parts)
         if atoms.most(made) >= size:
             raise NoMap
         result.append(made)
         stride *= size
     return result[::-1]
+
+
+def _start(coords: Sequence[Coordinate], after: list[int], before: list[int]) -> tuple[int, int]:
+    """Where a block begins along its innermost dimension before, and how many equal parts that counts in.
+
+    Raises:
+        NoMap: the place depends on sizes in a way that neither a number nor a number of parts tells.
+    """
+    first, *others = coords
+    if first.start and others:
+        if len(before) > 1 or any(item.start for item in others):
+            raise NoMap
+        return first.start * math.prod(after[1:]), after[0]
+    start = coords[-1].start
+    if any(item.start for item in coords[:-1]) or start >= before[-1]:
+        raise NoMap
+    return start, 0
 
 
 def _fits(digit: Digit, edge: int, atoms: Atoms) -> None:
@@ -191,12 +212,24 @@ def permuted(coords: Coordinates, dims: Sequence[int]) -> Coordinates:
 
 
 def sliced(coordinate: Coordinate, start: int, step: int = 1, parts: int = 0) -> Coordinate:
-    """The coordinate before a slice."""
+    """The coordinate before a slice; with ``parts``, before a cut into so many.
+
+    Raises:
+        NoMap: a part of a slice, or a slice of a part: it begins at what no single number of elements or parts tells.
+    """
+    if coordinate.parts or (parts and coordinate.start):
+        raise NoMap
     digits = tuple(replace(digit, weight=digit.weight * step) for digit in coordinate.digits)
-    return Coordinate(digits, start + coordinate.start * step, parts if not coordinate.start else 0)
+    return Coordinate(digits, start + coordinate.start * step, parts)
 
 
 def flipped(coordinate: Coordinate, size: int, atoms: Atoms) -> Coordinate:
-    """The coordinate before a flip of a dimension of ``size``."""
+    """The coordinate before a flip of a dimension of ``size``.
+
+    Raises:
+        NoMap: it does not reach the flipped dimension's end, so that it begins as far from the other one.
+    """
+    if atoms.most(coordinate) != size - 1:
+        raise NoMap
     digits = tuple(replace(digit, turned=not digit.turned) for digit in coordinate.digits)
-    return Coordinate(digits, size - 1 - atoms.most(coordinate))
+    return Coordinate(digits)

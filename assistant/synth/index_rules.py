@@ -18,6 +18,7 @@ from drk.assistant.synth.index_maps import (
     Coordinate,
     Coordinates,
     NoMap,
+    blocks,
     flipped,
     permuted,
     reshaped,
@@ -33,7 +34,18 @@ _Rule = Callable[[Node, Coordinates, Sequence[int], Atoms], Coordinates]
 
 
 def _reshape(node: Node, coords: Coordinates, before: Sequence[int], atoms: Atoms) -> Coordinates:
-    return reshaped(coords, node.meta.shape, before, atoms)
+    after, left = node.meta.shape, _left_open(node)
+    if left is not None and any(left in there[1:] for _, there in blocks(before, after)):
+        atoms.left |= {digit.atom for digit in coords[left].digits}
+    return reshaped(coords, after, before, atoms)
+
+
+def _left_open(node: Node) -> int | None:
+    """The dimension of a view's result that is -1 in the graph."""
+    start, sizes = 0, node.args[1] if len(node.args) == 2 else None
+    if node.bare_op == "unflatten":
+        start, sizes = node.args[1] % len(node.meta.shape), node.args[2]
+    return start + sizes.index(-1) if isinstance(sizes, tuple) and -1 in sizes else None
 
 
 def _permute(node: Node, coords: Coordinates, _before: Sequence[int], _: Atoms) -> Coordinates:
@@ -60,19 +72,22 @@ def _expand(node: Node, coords: Coordinates, before: Sequence[int], atoms: Atoms
 def _slice(node: Node, coords: Coordinates, before: Sequence[int], _: Atoms) -> Coordinates:
     dim, start, _end, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])[:4]
     start = 0 if start is None else start
-    size = before[dim % len(before)]
-    start = max(start + size, 0) if start < 0 else min(start, size)
-    return _replaced(coords, dim, sliced(coords[dim], start, step))
+    if start < 0:
+        raise NoMap  # counted from the end, which may be elsewhere at the next call
+    return _replaced(coords, dim, sliced(coords[dim], min(start, before[dim % len(before)]), step))
 
 
 def _narrow(node: Node, coords: Coordinates, before: Sequence[int], _: Atoms) -> Coordinates:
-    dim, start = node.args[1:3]
-    return _replaced(coords, dim, sliced(coords[dim], start + before[dim] if start < 0 else start))
+    dim, start, length = node.args[1:4]
+    if start < 0 or (start and start + length == before[dim % len(before)]):
+        raise NoMap  # its length is a number, but sizes would have it reach to the end
+    return _replaced(coords, dim, sliced(coords[dim], start))
 
 
 def _select(node: Node, coords: Coordinates, before: Sequence[int], _: Atoms) -> Coordinates:
-    dim, index = (item % len(before) if place == 0 else item for place, item in enumerate(node.args[1:3]))
-    index = index + before[dim] if index < 0 else index
+    dim, index = node.args[1] % len(before), node.args[2]
+    if index < 0:
+        raise NoMap
     return (*coords[:dim], Coordinate((), index), *coords[dim:])
 
 
@@ -235,6 +250,8 @@ def _part(cut: Node, place: Any, coords: Coordinates, metas: Mapping[str, Tensor
     if cut.bare_op == "unbind":
         return source.name, (*coords[:dim], Coordinate((), place), *coords[dim:])
     sizes = [meta.shape[dim] for meta in cut.metas if meta is not None]
-    parts = cut.args[1] if cut.bare_op == "chunk" and len(set(sizes)) == 1 and len(sizes) == cut.args[1] else 0
+    parts = cut.args[1] if cut.bare_op == "chunk" else 0
+    if parts and (len(set(sizes)) != 1 or len(sizes) != parts):
+        raise NoMap
     part = sliced(coords[dim], sum(sizes[:place]), parts=parts)
     return source.name, _replaced(coords, dim, part)

@@ -31,6 +31,7 @@ from drk.gym.graph import Node, Ref, TensorMeta
 
 _REPEATED = frozenset({"pow", "square", "hardswish", "softsign", "lerp"})
 """Operators whose text holds an operand twice."""
+_SINGLE = "a dimension that had one element when this was written has more"
 
 
 def write_mapped(
@@ -117,9 +118,22 @@ class _Writer:
         value = self._token(item.place, kind_of(item.operand.meta.dtype))
         return f"tl.store({grid.address(item)}, {tidy(value)}, mask=mask)"
 
+    def _single(self) -> list[str]:
+        """Refuse tensors with several elements where there was one at capture: only the first would be read."""
+        tests = [
+            f"{self.names[name]}.shape[{axis}] != 1"
+            for name, coords in self.found.loads
+            if not self.operands[name].fixed
+            for axis, (coordinate, size) in enumerate(zip(coords, self.metas[name].shape, strict=True))
+            if size == 1 and not coordinate.digits
+        ]
+        if not tests:
+            return []
+        return [f"if {' or '.join(dict.fromkeys(tests))}:", f'    raise ValueError("{_SINGLE}")']
+
     def _layouts(self, owned: frozenset[str]) -> list[str]:
         """Make sure of the layouts that folded indices presume."""
-        lines = []
+        lines = self._single()
         for operand in self.region.inputs:
             name = self.names[operand.value]
             if operand.order is not None and not operand.fixed and operand.value not in owned and operand.meta.shape:

@@ -1,9 +1,10 @@
 """Sizes of the parts of a mapped kernel's dimensions, as launchers find them in the tensors.
 
 A part that walks a whole axis of some operand has that axis' size. What is left of an axis when all parts but one are
-known is that size divided by theirs; of several unknown parts the outermost is taken for the one that may change, the
-others (a pixel shuffle's factor, a number of groups) for numbers. Parts that no operand has (the factor of nearest
-upsampling) are numbers too.
+known is that size divided by theirs; of several unknown parts the one that a view leaves open (-1), else the outermost
+is taken for the one that may change, the others (a pixel shuffle's factor, a number of groups) for numbers. Parts that
+no operand has (the factor of nearest upsampling) are numbers too, and slices that end where the tensor does reach to
+its end at other sizes.
 
 Left out: whole dimensions that no operand has (an expansion), and parts of axes that were sliced unevenly, but of
 parameters, where nothing changes.
@@ -53,7 +54,7 @@ def sizes_of(found: Trace, metas: Mapping[str, TensorMeta], fixed: frozenset[str
         if len(coordinate.digits) == 1 and coordinate.digits[0].weight == 1 and captured[atom] == size:
             sizes.setdefault(atom, AxisSize(name, axis))
     for item in axes:
-        _divided(sizes, captured, item)
+        _divided(sizes, captured, item, found.atoms.left)
     for item in axes:
         _of_slices(sizes, captured, item)
     parts = {atom for pair in found.atoms.children.values() for atom in pair} - found.atoms.grown
@@ -78,12 +79,17 @@ def _dense(coordinate: Coordinate, captured: list[int], size: int) -> bool:
     return weight == size
 
 
-def _divided(sizes: dict[int, AxisSize | int], captured: list[int], item: _Axis) -> None:
-    """Take the outermost part of a whole axis, where it is unknown, for what the others leave of it."""
+def _divided(sizes: dict[int, AxisSize | int], captured: list[int], item: _Axis, left: set[int]) -> None:
+    """Take one part of a whole axis, where it is unknown, for what the others leave of it.
+
+    It is one of those that are ``left`` open by a view, else the outermost.
+    """
     name, axis, coordinate, size = item
     if not _dense(coordinate, captured, size):
         return
-    first, *others = (digit.atom for digit in coordinate.digits)
+    own = [digit.atom for digit in coordinate.digits]
+    first = next((atom for atom in own if atom in left), own[0])
+    others = [atom for atom in own if atom != first]
     for atom in others:
         sizes.setdefault(atom, captured[atom])
     sizes.setdefault(first, AxisSize(name, axis, tuple(others)))
@@ -95,9 +101,9 @@ def _of_slices(sizes: dict[int, AxisSize | int], captured: list[int], item: _Axi
     atom = coordinate.digits[0].atom
     if len(coordinate.digits) != 1 or coordinate.digits[0].weight != 1:
         return
-    if coordinate.parts:
+    if coordinate.parts and captured[atom] * coordinate.parts == size:
         sizes.setdefault(atom, AxisSize(name, axis, parts=coordinate.parts))
-    elif coordinate.start + captured[atom] == size:
+    elif not coordinate.parts and coordinate.start + captured[atom] == size:
         sizes.setdefault(atom, AxisSize(name, axis, less=coordinate.start))
 
 

@@ -72,7 +72,7 @@ CHAINS = {
     "flip": (lambda _, x: x.flip((0, 2)).reshape(4, 15), (2, 6, 5)),
     "flip_of_part": (lambda _, x: x[:, 1:4].flip(1), (2, 6)),
     "steps": (lambda _, x: x[:, 1::2, :-1].permute(2, 0, 1), (2, 7, 5)),
-    "select": (lambda _, x: x[:, -2].t(), (2, 7, 5)),
+    "select": (lambda _, x: x[:, 5].t(), (2, 7, 5)),
     "repeat": (lambda _, x: x.repeat(2, 1, 3), (2, 5)),
     "interleave": (lambda _, x: x.repeat_interleave(3, 1).flatten(), (2, 5)),
     "nearest": (lambda _, x: F.interpolate(x, scale_factor=(2, 3)), (2, 1, 2, 3)),

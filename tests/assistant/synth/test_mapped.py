@@ -135,6 +135,46 @@ def test_every_other_column_of_an_odd_width(check):
     assert kinds(compiled) == ["mapped"]
 
 
+CUTS = (
+    lambda _, x: (x * 2)[:, -1] + 1,
+    lambda _, x: (x * 2)[:, -4:].sigmoid() + 1,
+    lambda _, x: (x * 2)[:, 3:].sigmoid() + 1,
+    lambda _, x: (x * 2).chunk(2, 1)[0][:, :2].sigmoid() + 1,
+    lambda _, x: (x * 2).chunk(2, 1)[1][:, 2:].sigmoid() + 1,
+    lambda _, x: (x * 2).chunk(3, 1)[2].sigmoid() + 1,
+    lambda _, x: (x * 2).flip(1)[:, :4].sigmoid() + 1,
+    lambda _, x: (x * 2).flip(1)[:, ::2].sigmoid() + 1,
+    lambda _, x: (x * 2).flip(1).chunk(2, 1)[0].sigmoid() + 1,
+    lambda _, x: (x * 2).unflatten(1, (2, -1))[:, 1].sigmoid() + 1,
+    lambda _, x: (x * 2).flatten(1)[:, 12:].sigmoid() + 1,
+    lambda _, x: (x * 2).narrow(1, 2, 6).sigmoid() + 1,
+    lambda _, x: (x * 2).view(x.shape[0], 2, -1, 6).transpose(2, 3).contiguous().sigmoid(),
+)
+
+
+def test_cuts_are_where_they_are_in_longer_tensors_too(check):
+    calls = [[torch.randn(3, size, 6) for _ in CUTS] for size in (10, 16)]
+    compiled = check(Each(CUTS), *(torch.randn(2, 8, 6) for _ in CUTS), calls=calls)
+    assert kinds(compiled).count("mapped") >= 4
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda _, x, y: (x + y).transpose(1, 2).contiguous().sigmoid(),
+        lambda _, x, y: (x * 2).sum() + (y * 2).flatten(0, 1).t().contiguous().sigmoid(),
+    ],
+)
+def test_several_elements_where_there_was_one_are_refused(interpreter, graph_of, function):
+    x, y = torch.randn(2, 8, 6), torch.randn(1, 8, 6)
+    graph = graph_of(Function(function), x, y)
+    source = compile_graph(graph, variants(graph)[0]).source
+    (outputs,) = interpreter.run(source, {}, [[x, y]])
+    torch.testing.assert_close(outputs[0], function(None, x, y))
+    with pytest.raises(AssertionError, match="had one element when this was written"):
+        interpreter.run(source, {}, [[x, x]])
+
+
 def test_strided_inputs_are_read_where_they_lie(check):
     module = Function(lambda _, x, y: F.pixel_shuffle((x + 1) * y, 2).relu() * 2)
     x, y = torch.randn(2, 8, 3, 10)[..., ::2], torch.randn(2, 3, 5, 8).permute(0, 3, 1, 2)
