@@ -143,7 +143,7 @@ class ReferenceSession:
         self.weights.seal()
 
     def load_message(self) -> dict[str, Any]:
-        """Return what tells a Reference Runner to load this session's module."""
+        """Return what tells a Reference Runner to load the task's module."""
         return {
             "meta": task_meta(self.task),
             "device": self.device,

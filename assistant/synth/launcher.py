@@ -58,9 +58,14 @@ def all_operands(body: Body) -> list[Operand]:
 
 def layout_lines(body: Body, owned: frozenset[str]) -> list[str]:
     """Make operands contiguous that a kernel addresses so; values in ``owned`` are known to be."""
+    return operand_layout_lines(body.region.inputs, body.names, owned)
+
+
+def operand_layout_lines(operands: Sequence[Operand], names: Mapping[str, str], owned: frozenset[str]) -> list[str]:
+    """The same for ``operands``, whose values are called by ``names``."""
     lines = []
-    for operand in body.region.inputs:
-        name = body.names[operand.value]
+    for operand in operands:
+        name = names[operand.value]
         if operand.order is not None and not operand.fixed and operand.value not in owned and operand.meta.shape:
             lines.append(f"{name} = {name}.contiguous({memory_format(operand)})")
     return lines

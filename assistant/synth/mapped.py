@@ -20,7 +20,7 @@ from drk.assistant.synth.domain import Operand
 from drk.assistant.synth.expression import expression, kind_of, scalar_text
 from drk.assistant.synth.index_maps import Coordinate, Coordinates
 from drk.assistant.synth.index_rules import is_view
-from drk.assistant.synth.launcher import function_source, kernel_source, memory_format
+from drk.assistant.synth.launcher import function_source, kernel_source, memory_format, operand_layout_lines
 from drk.assistant.synth.mapped_grid import Access, Grid, grid_of, product_text
 from drk.assistant.synth.mapped_region import traced
 from drk.assistant.synth.mapped_sizes import Sizes, size_text
@@ -133,12 +133,7 @@ class _Writer:
 
     def _layouts(self, owned: frozenset[str]) -> list[str]:
         """Make sure of the layouts that folded indices presume."""
-        lines = self._single()
-        for operand in self.region.inputs:
-            name = self.names[operand.value]
-            if operand.order is not None and not operand.fixed and operand.value not in owned and operand.meta.shape:
-                lines.append(f"{name} = {name}.contiguous({memory_format(operand)})")
-        return lines
+        return [*self._single(), *operand_layout_lines(self.region.inputs, self.names, owned)]
 
     def _allocations(self) -> list[str]:
         first = self.names[self.region.inputs[0].value]
