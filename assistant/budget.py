@@ -29,13 +29,17 @@ class BudgetSpent(Exception):
 
 @dataclass(frozen=True)
 class Budget:
-    """Hard limits: steps, candidates in each step, wall-clock seconds, dollars, GPU seconds; null is no limit."""
+    """Hard limits: steps, candidates in each step, wall-clock seconds, dollars, GPU seconds; null is no limit.
+
+    ``patience`` ends the search of an ordered proposer on a GPU after so many steps without a better candidate.
+    """
 
     turns: int = 4
     samples: int = 4
     max_time_s: float = 600.0
     max_cost_usd: float | None = None
     max_gpu_s: float | None = None
+    patience: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,10 @@ WHERE is a folder of files in KernelBench form (or of anything that ``drk optimi
 line. The evaluation's folder holds ``config.json``, one run for each sample, ``report.json`` and ``report.html``;
 ``--resume`` goes on with it. Builtin makes no first turn here unless asked to: a model is to be measured alone.
 
-``--max-cost`` is shared out evenly among all samples, so that it holds whatever runs in parallel; what one sample
-leaves is not given to another. Exit codes: 0 complete, 2 where samples could not be judged, 130 when interrupted.
+Builtin's candidates hardly depend on one another's verdicts: :data:`drk.assistant.evaluation.CANDIDATES` of them are
+judged together in each turn. ``--max-cost`` is shared out evenly among all samples, so that it holds whatever runs in
+parallel; what one sample leaves is not given to another. Exit codes: 0 complete, 2 where samples could not be judged,
+130 when interrupted.
 """
 
 from __future__ import annotations
@@ -24,8 +26,17 @@ import typer
 from drk.assistant.atomic_write import write_atomically
 from drk.assistant.console import Console, console_from
 from drk.assistant.errors import ExitCode, UsageError
+from drk.assistant.eval_answers import answer_of
 from drk.assistant.eval_report import report, report_html, report_text
-from drk.assistant.evaluation import SUBSET, EvalPlan, EvalResult, SampleResult, evaluate, find_problems
+from drk.assistant.evaluation import (
+    CANDIDATES,
+    SUBSET,
+    EvalPlan,
+    EvalResult,
+    SampleResult,
+    evaluate,
+    find_problems,
+)
 from drk.assistant.gym_address import open_gym
 from drk.assistant.model_options import (
     BaseUrl,
@@ -59,6 +70,9 @@ def evaluate_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     builtin_first: BuiltinFirst = None,
     max_cost: MaxCost = None,
     turns: Annotated[int | None, typer.Option(help="Turns of each sample.")] = None,
+    candidates: Annotated[
+        int | None, typer.Option(min=1, max=64, help="Candidates of each turn, judged together (builtin 4, else 1).")
+    ] = None,
     samples: Annotated[int, typer.Option(min=1, max=256, help="Independent samples of each problem.")] = 1,
     workers: Annotated[int, typer.Option(min=1, max=256, help="Samples under way at once.")] = 4,
     limit: Annotated[int | None, typer.Option(min=1, help="So many problems, evenly spread, always the same.")] = None,
@@ -91,6 +105,7 @@ def evaluate_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     asked = {
         "where": str(where.resolve()),
         "samples": samples,
+        "candidates": candidates,
         "limit": SUBSET if subset else limit,
         "builtin_first": bool(builtin_first),
         "model_settings": settings_json(model_settings(base_url, model_option or (), max_cost)),
@@ -140,23 +155,23 @@ def _place(settings: Settings, folder: Path | None, asked: Mapping[str, Any], *,
 
 def _evaluate(console: Console, request: _Request, settings: Settings) -> int:
     """Run the evaluation as its configuration says, write and print the report, and return the exit code."""
-    from drk.gym.engine import MAX_SESSIONS  # brings torch: not needed to say that a folder is missing
-
     config = request.config
     settings = replace(settings, **{name: config[name] for name in _FLAGS})
-    plan = replace(_plan(config, settings, request.workers), problems_at_once=MAX_SESSIONS)
+    plan = _plan(config, settings, request.workers)
     model = settings_from_json(config["model_settings"])
     model = replace(model, max_cost_usd=plan.max_cost_usd)
     proposer = proposer_for(settings.model, model, builtin_first=config["builtin_first"])
+    # An evaluation that began before there was the option has one candidate a turn.
+    candidates = config.get("candidates", 1) or (CANDIDATES if proposer.ordered else 1)
     gym_settings = GymSettings(
         device=settings.device,
         target=settings.target,
         sandbox=settings.sandbox,
         seeds=settings.seeds,
-        parallel=request.workers,
+        parallel=max(request.workers, candidates),
     )
 
-    async def work() -> tuple[EvalResult, dict[str, Any]]:
+    async def work() -> tuple[EvalPlan, EvalResult, dict[str, Any]]:
         stop, total = asyncio.Event(), len(plan.problems) * plan.samples
         with stopping(stop, console), console.progress("evaluating", total) as progress:
             done = 0
@@ -168,9 +183,11 @@ def _evaluate(console: Console, request: _Request, settings: Settings) -> int:
                 progress.event(_line(sample))
 
             async with opened(proposer), open_gym(gym_settings, request.gym) as gym:
-                return await evaluate(plan, request.folder, gym, proposer, tell=tell, stop=stop), gym.device_facts
+                fitted = replace(plan, candidates=candidates, problems_at_once=gym.sessions_at_once)
+                found = await evaluate(fitted, request.folder, gym, proposer, tell=tell, stop=stop)
+                return fitted, found, gym.device_facts
 
-    result, facts = asyncio.run(work())
+    plan, result, facts = asyncio.run(work())
     data = report(plan, result, _protocol(settings, proposer, facts), measured=facts.get("gpu") is not None)
     write_atomically(request.folder / "report.json", (json.dumps(data, indent=1) + "\n").encode())
     write_atomically(request.folder / "report.html", report_html(data).encode())
@@ -230,5 +247,9 @@ def _line(sample: SampleResult) -> str:
         return f"{sample.problem}  not judged: {sample.fault}"
     if not sample.turns:
         return f"{sample.problem}  nothing proposed"
-    rungs = ", ".join(turn.verdict.status for turn in sample.turns)
-    return f"{sample.problem}  {rungs}"
+    answer = answer_of(sample)
+    taken = "" if sample.pace is None else f"  ({sample.pace.end_s:.0f} s)"
+    if len(sample.turns) > 1 or answer.best is not None:
+        reason = answer.reason if answer.best is not None else f"none of {len(sample.turns)} candidates was accepted"
+        return f"{sample.problem}  {answer.status}: {reason}{taken}"
+    return f"{sample.problem}  {sample.turns[0].verdict.status}{taken}"

@@ -15,12 +15,13 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 from drk.assistant.budget import Spending, accepted_wins
 from drk.assistant.episode import Turn
+from drk.assistant.eval_answers import PACES, answer_lines, answer_of, answers, paces, soundness
 from drk.assistant.evaluation import EvalPlan, EvalResult, SampleResult
 from drk.gym import metrics
 from drk.gym.metrics import Outcome
@@ -50,6 +51,8 @@ def report(plan: EvalPlan, result: EvalResult, protocol: Mapping[str, Any], *, m
         "status": "complete" if len(judged) == len(result.samples) and judged else "partial",
         "protocol": {**protocol, **_protocol(plan, measured)},
         "counts": _counts(plan, result, judged),
+        "answers": answers(judged, measured=measured),
+        "soundness": soundness(judged),
         "figures": _figures_of(judged, plan.turns, measured),
         "groups": {
             name: _figures_of(chosen, plan.turns, measured, intervals=False)
@@ -61,6 +64,7 @@ def report(plan: EvalPlan, result: EvalResult, protocol: Mapping[str, Any], *, m
         "times": {
             "wall_s": round(result.seconds, 3),
             "wall_s_per_problem": round(result.seconds / max(1, len(plan.problems)), 3),
+            **paces(result.samples),
             "gpu_s": spent["gpu_s"],
             "gpu_s_per_win": spent["gpu_s_per_win"],
         },
@@ -70,7 +74,10 @@ def report(plan: EvalPlan, result: EvalResult, protocol: Mapping[str, Any], *, m
 def _protocol(plan: EvalPlan, measured: bool) -> dict[str, Any]:
     return {
         "turns": plan.turns,
+        "candidates_a_turn": plan.candidates,
         "samples": plan.samples,
+        "max_time_s": plan.max_time_s,
+        "means": "geometric mean and median of the speed-ups of correct candidates",
         "fast_at_p": "correct, honest and at least p times faster, among all judged samples; medians of paired ratios",
         "intervals": "95 % bootstrap over problems",
         "speed": "measured" if measured else "not measured: no GPU; logic checked by the interpreter",
@@ -163,7 +170,16 @@ def _turn_figures(outcomes: Sequence[Outcome], turn: int, measured: bool) -> dic
 def _outcomes(sample: SampleResult, baseline: Baseline) -> list[Outcome]:
     if not sample.turns:  # nothing was proposed: a sample that is not right, not one that does not count
         return [Outcome(sample.problem, sample.sample, 1, correct=False)]
-    return [_outcome(turn, sample, baseline) for turn in sample.turns]
+    steps: dict[int, list[Outcome]] = {}
+    for turn in sample.turns:
+        steps.setdefault(turn.index, []).append(_outcome(turn, sample, baseline))
+    # Candidates that were judged together are one step: it is as good as the best of them.
+    return [_best_of_step(outcomes) for outcomes in steps.values()]
+
+
+def _best_of_step(outcomes: Sequence[Outcome]) -> Outcome:
+    best = metrics.best_of_history(outcomes)[0]
+    return replace(best, hacked=True) if not best.correct and any(one.hacked for one in outcomes) else best
 
 
 def _outcome(turn: Turn, sample: SampleResult, baseline: Baseline) -> Outcome:
@@ -209,10 +225,13 @@ def _problem_row(name: str, result: EvalResult, groups: Mapping[str, str]) -> di
 
 
 def _sample_row(sample: SampleResult) -> dict[str, Any]:
+    answer = answer_of(sample)
     return {
         "sample": sample.sample,
         "not_judged": sample.fault or None,
         "ended": sample.ended,
+        "answer": None if sample.fault else answer.status,
+        "reason": answer.reason if answer.best is not None else None,
         "turns": [_turn_row(turn) for turn in sample.turns],
     }
 
@@ -222,6 +241,7 @@ def _turn_row(turn: Turn) -> dict[str, Any]:
     speedups = verdict.speedups
     return {
         "turn": turn.index,
+        "candidate": turn.sample,
         "status": verdict.status,
         "evidence": verdict.evidence,
         "reached": verdict.reached,
@@ -249,6 +269,7 @@ def report_text(data: Mapping[str, Any]) -> str:
         f"{counts['samples']} samples of {counts['problems']} problems; {counts['nothing_proposed']} without "
         f"a proposal, {counts['not_judged']} not judged, {counts['unusable']} problems unusable"
     )
+    lines += answer_lines(data["answers"], data["soundness"], {name: data["times"].get(name) for name in PACES})
     lines += _per_problem_line(data)
     lines += [f"  {count:5}  {kind}" for kind, count in counts["failures"].items()]
     lines += [f"  not judged: {reason}" for reason in not_judged(data)[:5]]
@@ -282,9 +303,9 @@ def figure_rows(data: Mapping[str, Any]) -> list[tuple[str, Mapping[str, Any]]]:
         for choice in ("last_turn", "best_of_history"):
             rows.append((f"{over}{choice.replace('_', ' ')}", data["figures"][name][choice]))
     for group, table in data["groups"].items():
-        for name in ("eager", "compile") if timed else ("eager",):
+        for name in BASELINES if timed else ("eager",):
             over = f" over {name}," if timed else ""
-            rows.append((f"{group}:{over} best of history", table[name]["best_of_history"]))
+            rows.append((f"{group}:{over} best", table[name]["best_of_history"]))
     return rows
 
 
@@ -295,7 +316,7 @@ def _is_timed(data: Mapping[str, Any]) -> bool:
 def _text_heads(data: Mapping[str, Any]) -> str:
     if not _is_timed(data):
         return "   speed not measured"
-    return "".join(f"{f'Fast@{p:g}':>10}" for p in THRESHOLDS) + "   gm"
+    return "".join(f"{f'Fast@{p:g}':>10}" for p in THRESHOLDS) + "    mean  median"
 
 
 def _text_row(name: str, figures: Mapping[str, Any]) -> str:
@@ -303,7 +324,8 @@ def _text_row(name: str, figures: Mapping[str, Any]) -> str:
     if figures["fast_at"]["1"] is None:
         return start
     cells = "".join(f"{percent(figures['fast_at'][f'{p:g}']):>10}" for p in THRESHOLDS)
-    return f"{start}{cells}" + ("" if figures["geometric_mean"] is None else f"  {figures['geometric_mean']:.3f}")
+    means = "" if figures["geometric_mean"] is None else f"{figures['geometric_mean']:8.3f}{figures['median']:8.3f}"
+    return f"{start}{cells}{means}"
 
 
 def percent(figure: Mapping[str, float] | None) -> str:

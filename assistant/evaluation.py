@@ -1,9 +1,13 @@
 """``drk eval`` as a function: every proposer over many problems, by turns and samples, resumable (DESIGN 9).
 
 A *problem* is a file in KernelBench form (or whatever ``drk optimize`` takes), a *sample* one independent episode on it
-with its own run folder; the loop is that of ``drk optimize`` with one candidate a turn. What a sample found is kept in
-its run, so an evaluation that was killed goes on with nothing asked or judged twice. Figures and the report are made by
+with its own run folder; the loop is that of ``drk optimize``, with one candidate a turn where models are compared and
+several that are judged together for the builtin proposer. What a sample found is kept in its run, so an evaluation that
+was killed or interrupted goes on with nothing asked or judged twice. Figures and the report are made by
 :mod:`drk.assistant.eval_report` from the same rows.
+
+A sample ends before its turns and its time are used up where further candidates cannot matter: the best comes near the
+roofline, or (ordered proposers on a GPU) a whole turn brought nothing better.
 
 Problems that cannot be read or whose reference cannot be judged are listed as unusable and left out of all
 denominators; samples that could not be judged (host faults, a model that failed) are listed too, and make the report
@@ -28,17 +32,24 @@ from drk.assistant.hotspots import Hotspots, hotspots_from_json, measure_hotspot
 from drk.assistant.intake import resolve_target
 from drk.assistant.llm.call_journal import read_spending
 from drk.assistant.optimize import OptimizeGym, cache_conditions, hardware_facts
+from drk.assistant.outcome import is_win
 from drk.assistant.prompts import family_of
 from drk.assistant.proposers import Proposer, reads_hotspots
 from drk.assistant.runs import create_run, list_runs
 from drk.assistant.search import Advice, Search
+from drk.assistant.search_clock import until_stopped
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.errors import BundleError, HostError, TaskError
 from drk.gym.graph import Graph, graph_from_json
-from drk.gym.schema import Task
+from drk.gym.kernels import ReferenceProfile
+from drk.gym.schema import Candidate, Task, Verdict
 
 SUBSET = 20
 """Problems of the fixed subset for short evaluations."""
+CANDIDATES = 4
+"""Candidates of a turn of a proposer whose candidates do not depend on one another's verdicts (builtin)."""
+PATIENCE = 1
+"""Turns without a better candidate after which an ordered proposer's sample ends."""
 
 
 @dataclass(frozen=True)
@@ -54,12 +65,14 @@ class Problem:
 class EvalPlan:
     """What to evaluate and how; ``max_time_s`` and the limit on money hold for each sample.
 
-    ``problems_at_once`` must not be above the number of references that the gym keeps: it would close one in use.
+    ``candidates`` are proposed, and judged together, in each turn. ``problems_at_once`` must not be above the number of
+    references that the gym keeps: it would close one in use.
     """
 
     problems: tuple[Problem, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
     turns: int = 1
+    candidates: int = 1
     samples: int = 1
     workers: int = 2
     problems_at_once: int = 4
@@ -68,6 +81,15 @@ class EvalPlan:
     target: str = "sm_90"
     judging: Mapping[str, Any] = field(default_factory=dict)
     cache_dir: Path | None = None
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Seconds from when a problem was begun: to its first verdict and first win (null: none now), and to its end."""
+
+    first_verdict_s: float | None
+    first_win_s: float | None
+    end_s: float
 
 
 @dataclass(frozen=True)
@@ -80,6 +102,7 @@ class SampleResult:
     ended: str = ""
     fault: str = ""
     spending: Spending = field(default_factory=Spending)
+    pace: Pace | None = None
 
 
 @dataclass(frozen=True)
@@ -168,7 +191,7 @@ async def evaluate(
         stop: when set, samples under way end; what was judged is kept.
 
     Raises:
-        HostError: the gym failed.
+        UsageError: another process works on one of the runs.
     """
     work = _Work(plan, folder, gym, proposer, tell, stop or asyncio.Event())
     began = time.monotonic()
@@ -212,15 +235,30 @@ class _Work:
     async def _problem(self, problem: Problem) -> Sequence[SampleResult]:
         async with self._slots:
             if self.stop.is_set():
-                return [SampleResult(problem.name, i, fault="interrupted") for i in range(self._plan.samples)]
+                return self._faulty(problem, "interrupted")
+            began = time.monotonic()
             try:
-                graph, hotspots = await self._look(problem)
+                graph, hotspots = await until_stopped(self._look(problem), self.stop, self._plan.max_time_s)
             except TaskError as error:
                 self.unusable[problem.name] = error.message
                 return []
+            except TimeoutError:
+                spent = f"looking at the reference took all of the {self._plan.max_time_s:g} s"
+                return self._faulty(problem, "interrupted" if self.stop.is_set() else spent)
+            except HostError as error:
+                return self._faulty(problem, error.message)
+            look_s = time.monotonic() - began
         self.families[problem.name] = family_of(graph, problem.task.files[problem.task.entry])
         told = Advice(hotspots=hotspots)
-        return await asyncio.gather(*(self._sample(problem, graph, told, i) for i in range(self._plan.samples)))
+        numbers = range(self._plan.samples)
+        return await asyncio.gather(*(self._sample(problem, graph, told, number, look_s) for number in numbers))
+
+    def _faulty(self, problem: Problem, fault: str) -> list[SampleResult]:
+        """Return samples that could not be judged, and tell of them."""
+        found = [SampleResult(problem.name, number, fault=fault) for number in range(self._plan.samples)]
+        for sample in found if fault != "interrupted" else ():
+            self._tell(sample)
+        return found
 
     async def _look(self, problem: Problem) -> tuple[Graph | None, Hotspots]:
         """Run the reference, capture its graph and measure its kernels, or read what an earlier start found."""
@@ -243,24 +281,30 @@ class _Work:
         except BundleError:
             return None, hotspots
 
-    async def _sample(self, problem: Problem, graph: Graph | None, told: Advice, number: int) -> SampleResult:
+    async def _sample(
+        self, problem: Problem, graph: Graph | None, told: Advice, number: int, look_s: float
+    ) -> SampleResult:
         async with self._slots:
             if self.stop.is_set():
                 return SampleResult(problem.name, number, fault="interrupted")
-            result = await self._run(problem, graph, told, number)
+            result = await self._run(problem, graph, told, number, look_s)
         self._tell(result)
         return result
 
-    async def _run(self, problem: Problem, graph: Graph | None, told: Advice, number: int) -> SampleResult:
-        place = self._folder / "runs" / f"{problem.name}-{number}"
+    async def _run(
+        self, problem: Problem, graph: Graph | None, told: Advice, number: int, look_s: float
+    ) -> SampleResult:
+        place, plan = self._folder / "runs" / f"{problem.name}-{number}", self._plan
         runs = list_runs(place)
         run = runs[0] if runs else create_run(place, problem.task, {"problem": problem.name, "sample": number})
-        budget = Budget(self._plan.turns, 1, self._plan.max_time_s, self._plan.max_cost_usd)
+        left_s = max(plan.max_time_s - look_s, 0.0)
+        budget = Budget(plan.turns, plan.candidates, left_s, plan.max_cost_usd, patience=PATIENCE)
+        watched = _Watched(self._gym, look_s)
         with run.locked():
             search = Search(
                 run,
                 problem.task,
-                judge=self._gym,
+                judge=watched,
                 proposer=self._proposer,
                 cache=self._cache,
                 budget=budget,
@@ -268,6 +312,7 @@ class _Work:
                 stop=self.stop,
                 on_gpu=self._on_gpu,
                 advice=told,
+                at_once=int(getattr(self._gym, "at_once", 1)),  # a gym elsewhere may not know
             )
             try:
                 found = await search.turns(graph, self._hardware)
@@ -276,4 +321,32 @@ class _Work:
         turns = found.episode.turns
         spending = replace(read_spending(run.folder), gpu_s=gpu_seconds(turns))
         fault = "interrupted" if found.interrupted else "" if turns else "; ".join(found.host_errors)
-        return SampleResult(problem.name, number, turns, found.ended, fault, spending)
+        return SampleResult(problem.name, number, turns, found.ended, fault, spending, watched.pace())
+
+
+class _Watched:
+    """The gym, with the times of its answers; ``spent_s`` is what looking at the reference took before."""
+
+    def __init__(self, gym: OptimizeGym, spent_s: float) -> None:
+        self._gym = gym
+        self._began = time.monotonic() - spent_s
+        self._first_verdict_s: float | None = None
+        self._first_win_s: float | None = None
+
+    async def evaluate(self, task: Task, candidate: Candidate) -> Verdict:
+        """Have the gym judge a candidate."""
+        verdict = await self._gym.evaluate(task, candidate)
+        passed_s = time.monotonic() - self._began
+        if verdict.status != "error":
+            self._first_verdict_s = self._first_verdict_s or passed_s
+            if is_win(verdict):
+                self._first_win_s = self._first_win_s or passed_s
+        return verdict
+
+    async def kernels(self, task: Task) -> ReferenceProfile:
+        """Have the gym measure the reference's kernels."""
+        return await self._gym.kernels(task)
+
+    def pace(self) -> Pace:
+        """Return what was noted until now."""
+        return Pace(self._first_verdict_s, self._first_win_s, time.monotonic() - self._began)

@@ -5,10 +5,11 @@ from there and asks proposer and gym only for what is missing. Verdicts come fro
 runs, else from the gym.
 
 The search ends when: turns, time, money or GPU seconds are spent; the proposer has nothing new; the best comes near
-the roofline; or, without a GPU, an ordered proposer's candidate was accepted (variants then differ only in speed, which
-nobody can measure there). ``stop`` ends it between or during judgements; what was judged so far counts. A proposer that
-fails ends it too, once anything was judged. Candidates that the user gives are a step of their own, which is not
-counted. An answer without a candidate gets its verdict without asking the gym.
+the roofline; with ``Budget.patience``, that many steps of an ordered proposer brought nothing better (its further ones
+are less likely still); or, without a GPU, an ordered proposer's candidate was accepted (variants then differ only in
+speed, which nobody can measure there). ``stop`` ends it between or during judgements; what was judged so far counts. A
+proposer that fails ends it too, once anything was judged. Candidates that the user gives are a step of their own, which
+is not counted. An answer without a candidate gets its verdict without asking the gym.
 
 The candidates of one step are judged up to ``at_once`` together: compiling and correctness share the GPU, timing does
 not. A verdict is journalled as soon as it is known; the episode takes them in the order in which they were proposed, so
@@ -163,7 +164,7 @@ class Search:
             self._journal[index] = proposals
         if await self._judge_all(proposals):
             return "a candidate was accepted, and without a GPU its variants cannot be told apart"
-        return self._at_roofline(graph, hardware)
+        return self._at_roofline(graph, hardware) or self._nothing_better(index)
 
     async def _candidates(self, index: int, graph: Graph | None, hardware: DeviceFacts) -> list[Candidate]:
         """Return what the user gave and was not judged yet, else what the proposer offers."""
@@ -220,6 +221,13 @@ class Search:
         if best.verdict.latency_ms.median * 1e3 > NEAR * bound:
             return ""
         return f"the best takes {best.verdict.latency_ms.median * 1e3:.1f} us; no kernel can take less than {bound:.1f}"
+
+    def _nothing_better(self, index: int) -> str:
+        """Say that the last steps brought nothing better, where that is a reason to end."""
+        best, patience = best_of_history(self._episode), self._budget.patience
+        if patience is None or best is None or not self._on_gpu or not self._proposer.ordered:
+            return ""
+        return f"nothing after turn {best.index} was better" if index - best.index >= patience else ""
 
     def _number(self, index: int, candidates: list[Candidate]) -> list[Proposal]:
         """Number new candidates; repeated ones are left out."""

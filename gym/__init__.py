@@ -16,8 +16,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from drk.gym.engine import Gym, Inspection, evaluate, evaluate_async
+    from drk.gym.engine import Gym, evaluate, evaluate_async
     from drk.gym.errors import BundleError, DeviceError, GymError, HostError, SandboxUnavailable, TaskError
+    from drk.gym.inspection import Inspection
     from drk.gym.schema import Candidate, Task, Verdict
     from drk.gym.settings import GymSettings, Limits, Timing
 
@@ -29,7 +30,7 @@ _HOMES = {
     "GymError": "errors",
     "GymSettings": "settings",
     "HostError": "errors",
-    "Inspection": "engine",
+    "Inspection": "inspection",
     "Limits": "settings",
     "SandboxUnavailable": "errors",
     "Task": "schema",

@@ -18,29 +18,32 @@ Left out: more than one server (put a balancer before them), and resuming a batc
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import secrets
 import time
 from collections.abc import AsyncIterator, Iterable, Sequence
 from dataclasses import dataclass
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import Any, Self
 
 import httpx
 
 from drk.gym.errors import BundleError, HostError, TaskError
 from drk.gym.gym_connection import FIRST_PAUSE_S, PASSING, GymConnection, raise_refusal
+from drk.gym.inspection import Inspection
 from drk.gym.kernels import ReferenceProfile, reference_profile
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.settings import GymSettings
 from drk.gym.wire import candidate_to_json, task_id, task_to_json, verdict_from_json
 
-if TYPE_CHECKING:
-    from drk.gym.engine import Inspection
-
 LONG_POLL_S = 25.0
 PATIENCE_S = 300.0
 """How long a server may be away, or refuse for now, before a call gives up."""
+ABANDON_S = 5.0
+"""How long telling the server that nobody waits for a job any more may take."""
+LEAST_SESSIONS = 4
+"""References that a gym keeps at least."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +74,8 @@ class RemoteGym:
 
     ``settings`` matter as far as a server lets its callers choose: the device (``interpret`` or a GPU) and whether to
     time. ``priority`` is urgent, high, normal or low; ``run_s`` and ``queue_s`` are deadlines, else the server's.
+    ``at_once`` is how many evaluations its workers take together, once it has been asked. A call that is cancelled has
+    its job cancelled as well.
     """
 
     judges_honesty = True
@@ -90,6 +95,7 @@ class RemoteGym:
         self.settings = settings or GymSettings()
         self.device = "remote"
         self.device_facts: dict[str, Any] = {}
+        self.at_once = 1
         self._options = {"priority": priority, "run_deadline_s": run_s, "queue_deadline_s": queue_s}
         self._connection = GymConnection(url, token, patience_s=patience_s, connections=connections)
 
@@ -108,8 +114,14 @@ class RemoteGym:
         workers = status.get("worker_list") or [{}]
         fitting = [row for row in workers if wanted in (None, row.get("class"))] or workers
         self.device_facts = dict(fitting[0].get("facts") or {"device": "remote", "gpu": None})
+        self.at_once = max(sum(int(row.get("slots") or 0) for row in fitting), 1)
         self.device = str(self.device_facts.get("device", "remote"))
         return self
+
+    @property
+    def sessions_at_once(self) -> int:
+        """How many references are kept there, if all of its slots are one worker's."""
+        return max(LEAST_SESSIONS, self.at_once)
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -136,16 +148,32 @@ class RemoteGym:
         """Submit one job and wait for its result."""
         body = {**body, "idempotency_key": secrets.token_hex(16), "wait_s": LONG_POLL_S}
         text = await asyncio.to_thread(json.dumps, body)
+        try:
+            while True:
+                # The same key gives the same job: should the server have forgotten it, it is simply submitted again.
+                response = await self._submit(path, text)
+                where = response.headers.get("Location", "")
+                while response.status_code == 202:
+                    how: dict[str, Any] = {"params": {"wait_s": LONG_POLL_S}, "allow": (404,)}
+                    response = await self._connection.request("GET", where, **how)
+                if response.status_code != 404:
+                    found: dict[str, Any] = response.json()
+                    return found
+        except asyncio.CancelledError:
+            await asyncio.shield(self._take_back(path, body))
+            raise
+
+    async def _submit(self, path: str, text: str) -> httpx.Response:
         headers = {"Content-Type": "application/json"}
-        while True:
-            # The same key gives the same job: should the server have forgotten it, it is simply submitted again.
-            response = await self._connection.request("POST", path, content=text, headers=headers)
-            where = response.headers.get("Location", "")
-            while response.status_code == 202:
-                response = await self._connection.request("GET", where, params={"wait_s": LONG_POLL_S}, allow=(404,))
-            if response.status_code != 404:
-                found: dict[str, Any] = response.json()
-                return found
+        return await self._connection.request("POST", path, content=text, headers=headers)
+
+    async def _take_back(self, path: str, body: dict[str, Any]) -> None:
+        """Cancel a job that nobody waits for any more; its key tells which it is, also where it was never answered."""
+        with contextlib.suppress(HostError, BundleError, httpx.HTTPError, TimeoutError):
+            async with asyncio.timeout(ABANDON_S):
+                response = await self._submit(path, json.dumps({**body, "wait_s": 0.0}))
+                if response.status_code == 202:
+                    await self._connection.http.delete(response.headers.get("Location", ""))
 
     def _body(self, task: Task, **more: Any) -> dict[str, Any]:
         given = {key: value for key, value in self._options.items() if value is not None}
@@ -173,8 +201,6 @@ class RemoteGym:
 
     async def inspect(self, task: Task) -> Inspection:
         """Look at a task's reference. See :meth:`drk.gym.Gym.inspect`."""
-        from drk.gym.engine import Inspection  # brings torch, which nothing else here needs
-
         return Inspection(**await self._report(task, "inspection"))
 
     async def capture(self, task: Task) -> dict[str, Any]:

@@ -17,7 +17,6 @@ import secrets
 from collections import OrderedDict
 from collections.abc import AsyncIterator, Sequence
 from contextlib import ExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 from types import TracebackType
 from typing import Any, Self
@@ -25,6 +24,7 @@ from typing import Any, Self
 from drk.gym.compile_baseline import start_compiler
 from drk.gym.devices import Gpu, device_facts, list_gpus, resolve_device
 from drk.gym.errors import DeviceError, TaskError
+from drk.gym.inspection import Inspection
 from drk.gym.judge import Evaluation
 from drk.gym.kernels import ReferenceProfile, reference_profile
 from drk.gym.measure import PROFILE_RUNS, Finish, Measurement, measure_interpreted, profile_kernels
@@ -41,22 +41,6 @@ CONTEXTS_AT_ONCE = 3
 MEMORY_SHARES = 3
 """What an evaluation may need of an equal share of the GPU's memory before it has to wait for others like it."""
 UNKNOWN_MEMORY_BYTES = 16 * 2**30
-
-
-@dataclass(frozen=True)
-class Inspection:
-    """What one look at a task's reference found.
-
-    ``inputs`` and ``state`` are rows with name or path, shape and dtype; ``output`` is the description of what one call
-    returns; ``reduced`` the plan by which inputs are made smaller for the interpreter, if any.
-    """
-
-    device: str
-    inputs: list[dict[str, Any]]
-    state: list[dict[str, Any]]
-    output: dict[str, Any]
-    reduced: dict[str, Any] = field(default_factory=dict)
-    facts: dict[str, Any] = field(default_factory=dict)
 
 
 class Gym:
@@ -171,14 +155,14 @@ class Gym:
         return await asyncio.shield(started)
 
     async def _evict(self, keep: str) -> None:
-        """Close the sessions that nobody has used for longest, down to :data:`MAX_SESSIONS`; those in use stay."""
+        """Close sessions that nobody uses, those of longest ago first, down to what is kept; those in use stay."""
         idle = [
             name
             for name, task in self._sessions.items()
             if name != keep and task.done() and (not usable(task) or task.result().users == 0)
         ]
         # Taken out at once: others may look for room while these are closed.
-        for task in [self._sessions.pop(name) for name in idle[: max(len(self._sessions) - MAX_SESSIONS, 0)]]:
+        for task in [self._sessions.pop(name) for name in idle[: max(len(self._sessions) - self.sessions_at_once, 0)]]:
             await close_started(task)
 
     @asynccontextmanager
@@ -323,6 +307,11 @@ class Gym:
         """How many evaluations are worth having in flight: on a CPU each of them keeps two cores busy."""
         parallel = max(self.settings.parallel, 1)
         return parallel if self.gpu is not None else max(1, min(parallel, (os.cpu_count() or 1) // 2))
+
+    @property
+    def sessions_at_once(self) -> int:
+        """How many references are kept: as many tasks can be under way without one losing its processes."""
+        return max(MAX_SESSIONS, self.settings.parallel)
 
     @property
     def memory_bytes(self) -> int:
