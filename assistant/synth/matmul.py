@@ -6,12 +6,17 @@ epilogue are float32; the result is rounded once.
 
 Batched products, with one or two leading dimensions, take each factor by its own strides (0 where it is broadcast).
 A convolution with windows of one element is such a product too, weights times the pixels of each image.
+
+Tensor cores take float32's second factor with the inner dimension innermost only (the first may come from registers in
+any order). Where the right factor lies otherwise and the left one does not, a tile of the transposed product is
+computed; where neither does, the smaller one is copied first.
 Left out: split-K for thin outputs, persistent kernels, tensor descriptors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from drk.assistant.synth.bands import loop_lines
 from drk.assistant.synth.body import Body, KernelText
@@ -29,6 +34,9 @@ from drk.assistant.synth.launcher import (
 from drk.assistant.synth.regions import Region
 from drk.assistant.synth.tiles import Tile
 from drk.gym.graph import TensorMeta
+
+COPY_FROM = 512
+"""From so many rows and columns on a copy of a factor is small beside the product."""
 
 _SCHEDULE = [
     "# Tiles that run at the same time share operands in L2: walk down GROUP_M row tiles, then one column on.",
@@ -74,7 +82,8 @@ def write_matmul(
             "batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)",
             "rows = batch * n_rows + matrix_rows",
         ]
-    lines = [*schedule, *_product_lines(body, words["local"]), *_epilogue_lines(body, words["local"])]
+    order = _order(region, metas)
+    lines = [*schedule, *_product_lines(body, words["local"], order), *_epilogue_lines(body, words["local"])]
     parameters = [
         *(f"{names[value]}_mat" for value in factors),
         *pointers.parameters,
@@ -88,13 +97,38 @@ def write_matmul(
     kernel = kernel_source(f"{name}_kernel", parameters, ["One output tile per program:", *formula], lines)
     inputs = tuple(dict.fromkeys([*factors, *(operand.value for operand in region.inputs)]))
     doc = f"Launch ``{name}_kernel`` over the output's tiles."
-    launch = _launch_lines(body, name, tile, owned)
+    launch = _launch_lines(body, name, tile, owned, order)
     launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
     return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
 
 
 def _factors(region: Region) -> list[str]:
     return [region.products[0].left, *(product.right for product in region.products)]
+
+
+@dataclass(frozen=True)
+class _Order:
+    """How tiles are computed: ``turned`` as the transposed product's, with ``copied`` laid out anew before."""
+
+    turned: bool = False
+    copied: str = ""
+
+
+def _order(region: Region, metas: Mapping[str, TensorMeta]) -> _Order:
+    """What tensor cores take without moving a tile's elements to other lanes one by one (see the module's text)."""
+    product = region.products[0]
+    if product.node.meta.dtype != "float32" or product.of_pixels:
+        return _Order()
+    left, rights = metas[product.left], [metas[item.right] for item in region.products]
+    inner = -1 if product.transposed else -2
+    if all(right.strides[inner] == 1 for right in rights):
+        return _Order()
+    if left.strides[-1] == 1:
+        return _Order(turned=True)
+    rows, columns = region.shape[-2], region.shape[-1]
+    if min(rows, columns) < COPY_FROM or len(rights) > 1:
+        return _Order()
+    return _Order(turned=True, copied=product.left) if left.numel <= rights[0].numel else _Order(copied=product.right)
 
 
 def _product_operands(region: Region, metas: Mapping[str, TensorMeta]) -> tuple[Operand, ...]:
@@ -162,25 +196,25 @@ def _batch_offset(body: Body, name: str) -> str:
     return f"{name}_mat + {outer} + {inner}"
 
 
-def _product_lines(body: Body, rows: str) -> list[str]:
+def _product_lines(body: Body, rows: str, order: _Order) -> list[str]:
     left, *rights = (body.names[value] for value in _factors(body.region))
-    transposed = body.region.products[0].transposed
-    column, step = (0, 1) if transposed else (1, 0)
-    accumulators = [body.names[product.node.name] for product in body.region.products]
+    product = body.region.products[0]
+    column, step = (0, 1) if product.transposed else (1, 0)
+    accumulators = [body.names[item.node.name] for item in body.region.products]
+    down, along = ("[:, None]", "[None, :]") if not order.turned else ("[None, :]", "[:, None]")
     lines = [
         "# Out-of-range rows and columns wrap around: their products are never stored.",
         f"left_rows = {rows} % n_rows",
         "right_cols = (cols % n_cols).to(INDEX)",
-        f"left_ptrs = {_batch_offset(body, left)}"
-        f" + left_rows[:, None] * stride_{left}_0 + inner[None, :] * stride_{left}_1",
+        f"left_ptrs = {_batch_offset(body, left)} + left_rows{down} * stride_{left}_0 + inner{along} * stride_{left}_1",
     ]
     for right in rights:
-        by_column = f"right_cols[None, :] * stride_{right}_{column}"
-        lines.append(
-            f"{right}_ptrs = {_batch_offset(body, right)} + {by_column} + inner[:, None] * stride_{right}_{step}"
-        )
-    lines += [f"{name} = tl.zeros((BLOCK_M, BLOCK_N), dtype=tl.float32)" for name in accumulators]
-    product = body.region.products[0]
+        by_column = f"right_cols{along} * stride_{right}_{column}"
+        lines.append(f"{right}_ptrs = {_batch_offset(body, right)} + {by_column} + inner{down} * stride_{right}_{step}")
+    if order.turned:
+        lines.append("# Tiles of the transposed product: its second factor is the one whose rows are contiguous.")
+    shape = "(BLOCK_N, BLOCK_M)" if order.turned else "(BLOCK_M, BLOCK_N)"
+    lines += [f"{name} = tl.zeros({shape}, dtype=tl.float32)" for name in accumulators]
     banded = product.left_band is not None or product.result_band is not None
     if banded:
         lines += loop_lines(product.left_band, product.result_band, rows)
@@ -192,20 +226,21 @@ def _product_lines(body: Body, rows: str) -> list[str]:
         "        left = tl.load(left_ptrs)",
         *(f"        {right}_tile = tl.load({right}_ptrs)" for right in rights),
         "    else:",
-        "        left = tl.load(left_ptrs, mask=inner[None, :] < n_inner - start, other=0.0)",
+        f"        left = tl.load(left_ptrs, mask=inner{along} < n_inner - start, other=0.0)",
         *(
-            f"        {right}_tile = tl.load({right}_ptrs, mask=inner[:, None] < n_inner - start, other=0.0)"
+            f"        {right}_tile = tl.load({right}_ptrs, mask=inner{down} < n_inner - start, other=0.0)"
             for right in rights
         ),
     ]
     if product.left_band is not None:
-        kept = product.left_band.condition(f"{rows}[:, None]", "(inner[None, :] + start)")
+        kept = product.left_band.condition(f"{rows}{down}", f"(inner{along} + start)")
         lines.append(f"    left = tl.where({kept}, left, 0.0)")
     for accumulator, right in zip(accumulators, rights, strict=True):
-        lines.append(f"    {accumulator} = tl.dot(left, {right}_tile, {accumulator}, input_precision=PRECISION)")
+        tiles = f"{right}_tile, left" if order.turned else f"left, {right}_tile"
+        lines.append(f"    {accumulator} = tl.dot({tiles}, {accumulator}, input_precision=PRECISION)")
     lines.append(f"    left_ptrs += BLOCK_K * stride_{left}_1")
     lines += [f"    {right}_ptrs += BLOCK_K * stride_{right}_{step}" for right in rights]
-    return lines
+    return lines + ([f"{name} = tl.trans({name})" for name in accumulators] if order.turned else [])
 
 
 def _epilogue_lines(body: Body, rows: str) -> list[str]:
@@ -230,13 +265,22 @@ def _epilogue_lines(body: Body, rows: str) -> list[str]:
     ]
 
 
-def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str]) -> list[str]:
+def _copy_lines(body: Body, order: _Order) -> list[str]:
+    """Lay out a factor with the inner dimension innermost."""
+    name, product = body.names.get(order.copied, ""), body.region.products[0]
+    if not order.copied:
+        return []
+    contiguous = order.copied == product.left or product.transposed
+    return [f"{name} = {name}{'.contiguous()' if contiguous else '.mT.contiguous().mT'}"]
+
+
+def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str], order: _Order) -> list[str]:
     region, names = body.region, body.names
     product = region.products[0]
     left, *rights = (names[value] for value in _factors(region))
     pointers, shapes = pointer_arguments(body), shape_arguments(body)
     precision = "tf32x3" if product.node.meta.dtype == "float32" else "ieee"
-    lines = [*layout_lines(body, owned), *allocation_lines(body)]
+    lines = [*layout_lines(body, owned), *_copy_lines(body, order), *allocation_lines(body)]
     column = -2 if product.transposed else -1
     tiles = f"triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, {tile.block_n})"
     out = f"out_{names[region.outputs[0].value]}"

@@ -6,6 +6,8 @@ import torch.nn.functional as F
 from modules import Function, GatedMLP
 from torch import nn
 
+from drk.assistant.synth import matmul
+
 
 def test_linear_with_bias_and_activation(check):
     module = Function(lambda s, x: F.gelu(s.linear(x)), linear=nn.Linear(50, 70))
@@ -131,3 +133,32 @@ def test_vectors_single_columns_and_diagonals_need_no_tiles(check):
         (Function(lambda _, x, y: torch.diag(x) @ y + 1), (torch.randn(9), torch.randn(9, 40))),
     ):
         assert "tl.dot(" not in check(module, *args, factor=3.0).source
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "turned"),
+    [
+        ((30, 70), (70, 20), True),
+        ((70, 30), (70, 20), False),
+        ((30, 70), (20, 70), False),
+        ((70, 30), (20, 70), False),
+        ((3, 30, 70), (3, 70, 20), True),
+    ],
+)
+def test_every_order_of_operands(check, left, right, turned):
+    """A right factor whose rows are contiguous has the transposed product's tiles computed."""
+    module = Function(
+        lambda s, x, y: torch.relu((x.mT if x.shape[-2] == 70 else x) @ (y if y.shape[-2] == 70 else y.mT) - s.bias),
+        bias=torch.randn(20),
+    )
+    compiled = check(module, torch.randn(left), torch.randn(right), factor=3.0)
+    assert ("tl.trans(" in compiled.source) == turned
+
+
+@pytest.mark.parametrize(("rows", "copy"), [(20, " = t.contiguous()"), (40, ".mT.contiguous().mT")])
+def test_where_neither_operand_has_the_inner_dimension_innermost_the_smaller_is_copied(check, monkeypatch, rows, copy):
+    monkeypatch.setattr(matmul, "COPY_FROM", 16)
+    module = Function(lambda _, x, y: torch.relu(x.t() @ y))
+    compiled = check(module, torch.randn(70, rows), torch.randn(70, 30), factor=3.0)
+    assert copy in compiled.source
+    assert ("tl.trans(" in compiled.source) == (rows == 20)
