@@ -212,7 +212,7 @@ def tokenizer(
 ) -> None:
     """Train a byte-level tokenizer on PAIRS and say how long prompts and answers are in it."""
     with training_errors():
-        from drk.training.pair_source import document_of
+        from drk.training.documents import document_of
         from drk.training.pairs import read_pairs
         from drk.training.scratch import pair_tokenizer
 

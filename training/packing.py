@@ -10,10 +10,12 @@ Left out: splitting documents over rows, and sequence parallelism.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import inspect
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -24,9 +26,9 @@ ATTENTION_NAME = "drk_varlen"
 
 @dataclass(frozen=True)
 class Document:
-    """Token ids, and where the answer begins in them."""
+    """Token ids (an ``array`` where there are many documents), and where the answer begins in them."""
 
-    ids: tuple[int, ...]
+    ids: Sequence[int]
     answer_at: int
 
 
@@ -86,27 +88,30 @@ def pack(documents: Sequence[Document], context: int, *, pad: int, rows: int = 0
     if rows and len(layout) > rows:
         raise ValueError(f"{len(layout)} rows are needed, and {rows} were asked for")
     count = max(rows, len(layout))
-    ids = torch.full((count, context), pad)
-    labels = torch.full((count, context), IGNORED)
-    positions = torch.zeros((count, context), dtype=torch.long)
-    owner = torch.full((count, context), -1)
+    ids = np.full((count, context), pad)
+    labels = np.full((count, context), IGNORED)
+    positions = np.zeros((count, context), dtype=np.int64)
+    owner = np.full((count, context), -1)
+    numbers = np.arange(context)
     bounds, longest = [0], 1
     for r in range(count):
         start = 0
         for number in layout[r] if r < len(layout) else ():
             one = documents[number]
-            end = start + len(one.ids)
-            ids[r, start:end] = torch.tensor(one.ids)
-            labels[r, start + max(one.answer_at, 1) - 1 : end - 1] = torch.tensor(one.ids[max(one.answer_at, 1) :])
-            positions[r, start:end] = torch.arange(len(one.ids))
+            values = np.asarray(one.ids, dtype=np.int64)
+            end, first = start + len(values), max(one.answer_at, 1)
+            ids[r, start:end] = values
+            labels[r, start + first - 1 : end - 1] = values[first:]
+            positions[r, start:end] = numbers[: len(values)]
             owner[r, start:end] = number
             bounds.append(r * context + end)
-            longest, start = max(longest, len(one.ids)), end
+            longest, start = max(longest, len(values)), end
         if start < context:
-            positions[r, start:] = torch.arange(context - start)
+            positions[r, start:] = numbers[: context - start]
             bounds.append((r + 1) * context)
             longest = max(longest, context - start)
-    return Batch(ids, labels, positions, owner, torch.tensor(bounds, dtype=torch.int32), longest)
+    tensors = [torch.from_numpy(one) for one in (ids, labels, positions, owner)]
+    return Batch(*tensors, torch.tensor(bounds, dtype=torch.int32), longest)
 
 
 def choose_attention(device: torch.device) -> Attention:
@@ -118,7 +123,7 @@ def choose_attention(device: torch.device) -> Attention:
 
         sample = torch.randn(4, 1, 64, device=device, dtype=torch.bfloat16)
         bounds = torch.tensor([0, 2, 4], device=device, dtype=torch.int32)
-        _varlen(varlen_attn, sample, sample, sample, bounds, 2, 0.125)
+        varlen_form(varlen_attn)(sample, sample, sample, bounds, 2, 0.125)
     except (ImportError, RuntimeError, TypeError, NotImplementedError):
         return "mask"
     return "varlen"
@@ -131,11 +136,13 @@ def set_attention(model: Any, attention: Attention) -> None:
     from torch.nn.attention.varlen import varlen_attn
     from transformers import AttentionInterface, AttentionMaskInterface
 
+    varlen = varlen_form(varlen_attn)
+
     def attend(module: Any, query: Tensor, key: Tensor, value: Tensor, mask: Any, **more: Any) -> tuple[Tensor, None]:  # noqa: ARG001
         heads = [one.transpose(1, 2).reshape(-1, one.shape[1], one.shape[3]).bfloat16() for one in (query, key, value)]
         scale = more.get("scaling") or query.shape[-1] ** -0.5
         q, k, v = heads
-        result = _varlen(varlen_attn, q, k, v, more["cu_seq_lens_q"], more["max_length_q"], scale)
+        result = varlen(q, k, v, more["cu_seq_lens_q"], more["max_length_q"], scale)
         return result.view(query.shape[0], query.shape[2], query.shape[1], query.shape[3]).to(query.dtype), None
 
     AttentionInterface.register(ATTENTION_NAME, attend)
@@ -143,19 +150,23 @@ def set_attention(model: Any, attention: Attention) -> None:
     model.config._attn_implementation = ATTENTION_NAME
 
 
-def _varlen(
-    function: Any, query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float
-) -> Tensor:
-    import inspect
+def varlen_form(function: Any) -> Callable[[Tensor, Tensor, Tensor, Tensor, int, float], Tensor]:
+    """Return causal attention of ``(query, key, value, bounds, longest, scale)`` by torch's ``varlen_attn``.
 
+    Its arguments changed between versions; they are read once here, not in what is compiled.
+    """
     known = inspect.signature(function).parameters
     causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
-    if "scale" in known:
-        causal["scale"] = scale
-    else:  # the older form scales by the root of the head's width
+    takes_scale = "scale" in known
+
+    def attend(query: Tensor, key: Tensor, value: Tensor, bounds: Tensor, longest: int, scale: float) -> Tensor:
+        if takes_scale:
+            return function(query, key, value, bounds, bounds, longest, longest, scale=scale, **causal)  # type: ignore[no-any-return]
+        # the older form scales by the root of the head's width
         query = query * (scale * query.shape[-1] ** 0.5)
-    result: Tensor = function(query, key, value, bounds, bounds, longest, longest, **causal)
-    return result
+        return function(query, key, value, bounds, bounds, longest, longest, **causal)  # type: ignore[no-any-return]
+
+    return attend
 
 
 def packed_loss(model: Any, batch: Batch, attention: Attention) -> Tensor:

@@ -13,38 +13,23 @@ import contextlib
 import json
 import queue
 import random
-import struct
 import subprocess
 import sys
 import threading
-from array import array
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import IO, Any, BinaryIO
+from typing import Any
 
-from drk.assistant.llm.messages import Message
 from drk.training.config_sections import ScratchSection
+from drk.training.documents import read_chunk, shard_documents
 from drk.training.errors import TrainingError
 from drk.training.packing import Document
 from drk.training.pairs import Pair, PairStream, StreamPlan, read_pairs
-from drk.training.prompting import answer_text, encode_chat
 
 WAIT_S = 300.0
 """How long the first documents of the writers are waited for: importing and the first captures take seconds."""
 RESERVOIR = 200_000
-
-
-def document_of(pair: Pair, tokenizer: Any, *, context: int) -> Document | None:
-    """Return the pair in tokens, in the form that rollouts have, or None where it does not fit."""
-    prompt = encode_chat(tokenizer, [Message(_role(role), text) for role, text in pair.messages], answer=True)
-    answer = tuple(tokenizer(answer_text(pair.answer), add_special_tokens=False)["input_ids"])
-    ids = (*prompt, *answer, tokenizer.eos_token_id)
-    return Document(ids, len(prompt)) if len(ids) <= context else None
-
-
-def _role(role: str) -> Any:
-    return "assistant" if role == "assistant" else "user"
 
 
 def stream_plan(section: ScratchSection, seed: int, *, held_out: bool = False) -> StreamPlan:
@@ -82,8 +67,8 @@ class PairSource:
 
     def __enter__(self) -> PairSource:
         if self._section.pairs:
-            for pair in read_pairs(Path(self._section.pairs)):
-                self._keep(document_of(pair, self._tokenizer, context=self._context))
+            for one in shard_documents(Path(self._section.pairs), self._tokenizer, context=self._context):
+                self._keep(one)
             if not self._kept:
                 raise TrainingError(f"no pair of {self._section.pairs} fits in {self._context} tokens")
         if self._section.workers:
@@ -167,34 +152,6 @@ class PairSource:
         if not self._order:
             self._order = self._rng.sample(range(len(self._kept)), len(self._kept))
         return self._kept[self._order.pop()]
-
-
-def write_chunk(out: BinaryIO, documents: Sequence[Document], too_long: int) -> None:
-    """Write documents for :func:`read_chunk`: counts, then for each its length, where its answer begins, its ids."""
-    parts = [struct.pack("<II", len(documents), too_long)]
-    for one in documents:
-        parts.append(struct.pack("<II", len(one.ids), one.answer_at) + array("I", one.ids).tobytes())
-    out.write(b"".join(parts))
-    out.flush()
-
-
-def read_chunk(source: IO[bytes]) -> tuple[list[Document], int] | None:
-    """Return documents and how many did not fit, or None at the end of what a writer says."""
-    head = source.read(8)
-    if len(head) < 8:
-        return None
-    count, too_long = struct.unpack("<II", head)
-    found = []
-    for _ in range(count):
-        sizes = source.read(8)
-        if len(sizes) < 8:
-            return None
-        length, answer_at = struct.unpack("<II", sizes)
-        ids = array("I", source.read(4 * length))
-        if len(ids) < length:
-            return None
-        found.append(Document(tuple(ids), answer_at))
-    return found, too_long
 
 
 def sample_pairs(section: ScratchSection, seed: int, count: int, *, held_out: bool = False) -> list[Pair]:

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 import transformers
 
+from drk.training.documents import document_of, write_chunk
 from drk.training.packing import Document
-from drk.training.pair_source import document_of, write_chunk
 from drk.training.pairs import PairStream, StreamPlan
 
 CHUNK = 16

@@ -185,16 +185,32 @@ def read_pairs(folder: Path) -> Iterator[Pair]:
     Raises:
         TrainingError: there is none, or one cannot be read.
     """
+    for path in shards_of(folder):
+        yield from read_shard(path)
+
+
+def shards_of(folder: Path) -> list[Path]:
+    """Return the shards in ``folder``, by name.
+
+    Raises:
+        TrainingError: there is none.
+    """
     paths = sorted(folder.glob("pairs-*.jsonl.gz"))
     if not paths:
         raise TrainingError(f"no shards of pairs in {folder}", help="drk data pairs --out FOLDER")
-    for path in paths:
-        try:
-            for line in gzip.decompress(path.read_bytes()).decode().splitlines():
-                record = json.loads(line)
-                record["messages"] = tuple((role, text) for role, text in record["messages"])
-                yield Pair(**record)
-        except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
-            raise TrainingError(
-                f"cannot read the shard {path}: {error!r}", help="delete it and write it again"
-            ) from error
+    return paths
+
+
+def read_shard(path: Path) -> Iterator[Pair]:
+    """Yield the pairs of one shard.
+
+    Raises:
+        TrainingError: it cannot be read.
+    """
+    try:
+        for line in gzip.decompress(path.read_bytes()).decode().splitlines():
+            record = json.loads(line)
+            record["messages"] = tuple((role, text) for role, text in record["messages"])
+            yield Pair(**record)
+    except (OSError, EOFError, ValueError, TypeError, KeyError) as error:
+        raise TrainingError(f"cannot read the shard {path}: {error!r}", help="delete it and write it again") from error

@@ -22,6 +22,7 @@ import torch
 import transformers
 
 from drk.training.config import TrainConfig
+from drk.training.documents import document_of
 from drk.training.errors import TrainingError
 from drk.training.live_table import Report
 from drk.training.model_facts import write_model_facts
@@ -35,7 +36,7 @@ from drk.training.packing import (
     packed_loss,
     set_attention,
 )
-from drk.training.pair_source import PairSource, document_of, sample_pairs
+from drk.training.pair_source import PairSource, sample_pairs
 from drk.training.rl import Trained
 from drk.training.run_folder import RunFolder, append_line, disk_errors, step_of
 

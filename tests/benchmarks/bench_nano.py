@@ -28,9 +28,9 @@ from typing import Any
 import torch
 
 from drk.training.config import TrainConfig, load_config
+from drk.training.documents import document_of
 from drk.training.evaluate_policy import file_tasks, measure
 from drk.training.model_card import write_card
-from drk.training.pair_source import document_of
 from drk.training.pairs import StreamPlan, read_pairs, write_shard
 from drk.training.rl import train_rl
 from drk.training.scratch import pair_tokenizer, train_scratch
@@ -60,9 +60,10 @@ TINY: dict[str, Any] = {
 def settings(options: argparse.Namespace, values: dict[str, Any]) -> TrainConfig:
     """Return the recipe ``nano`` with this study's values, and tiny ones in a dry run."""
     gpu = torch.cuda.is_available() and not options.dry_run
+    timed = gpu and not options.untimed
     base: dict[str, Any] = {
-        "gym.device": "auto" if gpu else "interpret", "gym.timing": gpu, "gym.parallel": 12 if gpu else 2,
-        "gym.seeds": 2 if gpu else 1, "reward.proxy": not gpu, "run.seed": options.seed,
+        "gym.device": "auto" if gpu else "interpret", "gym.timing": timed, "gym.parallel": 12 if gpu else 2,
+        "gym.seeds": 2 if gpu else 1, "reward.proxy": not timed, "run.seed": options.seed,
         "rollout.max_new_tokens": 8 if options.dry_run else 768,
     }  # fmt: skip
     chosen = base | (TINY if options.dry_run else {}) | values
@@ -241,6 +242,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
+    parser.add_argument("--untimed", action="store_true", help="Judge correctness only: no speeds, and much sooner.")
     parser.add_argument("--dry-run", action="store_true")
     return parser.parse_args()
 

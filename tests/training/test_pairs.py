@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
 import itertools
+import json
 import random
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -19,9 +22,9 @@ from drk.assistant.episode import Turn, digest
 from drk.gym.engine import Gym
 from drk.gym.schema import Candidate
 from drk.gym.settings import GymSettings
+from drk.training.documents import document_of, shard_documents
 from drk.training.errors import TrainingError
 from drk.training.faults import ALL_KINDS, insert_fault
-from drk.training.pair_source import document_of
 from drk.training.pairs import Pair, PairStream, StreamPlan, bare_messages, read_pairs, write_shard
 from drk.training.prompting import Prompter, PromptSettings
 from drk.training.scratch import pair_tokenizer
@@ -140,3 +143,22 @@ async def test_templates_speak_as_the_gym_does() -> None:
             assert form(template, candidate) == form(real, candidate), kind
         real = await gym.evaluate(task.task, right)
     assert real.accepted, real.error
+
+
+def test_shards_are_read_into_tokens_once(pairs: list[Pair], tmp_path: Path) -> None:
+    """What is kept beside the shard is read the next time, another tokenizer's or a broken file is not."""
+    lines = "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs[:6])
+    (tmp_path / "pairs-0000-00000-of-00001.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    tokenizer = pair_tokenizer(pairs[:6], vocabulary=600, phrases=40, context_tokens=2048)
+    first = list(shard_documents(tmp_path, tokenizer, context=2048))
+    told = [document_of(pair, tokenizer, context=2048) for pair in pairs[:6]]
+    assert first == [one for one in told if one is not None] + [None] * told.count(None)
+    (kept,) = tmp_path.glob("*.tokens.xz")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("drk.training.documents.document_of", None)
+        assert list(shard_documents(tmp_path, tokenizer, context=2048)) == first
+    kept.write_bytes(kept.read_bytes()[:-40])
+    assert list(shard_documents(tmp_path, tokenizer, context=2048)) == first
+    other = pair_tokenizer(pairs[:6], vocabulary=500, phrases=20, context_tokens=2048)
+    assert list(shard_documents(tmp_path, other, context=2048)) != first
+    assert list(shard_documents(tmp_path, tokenizer, context=1)) == [None] * 6
