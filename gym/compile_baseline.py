@@ -2,8 +2,10 @@
 
 Compiling takes the reference seconds in which its Runner could answer nothing else, and every timed candidate needs the
 result. So it begins as soon as the reference is known to run, in a second Runner that holds the same module (same
-seed) and has imported the compiler meanwhile; it takes turns with timing like any other work on the GPU. The answer of
-its warm-up is kept for all candidates.
+seed) and has imported the compiler meanwhile. Compiling itself keeps nobody from being timed
+(:mod:`drk.gym.runner.compile_ahead`); so that it does not disturb those who are, :func:`compilers` of them at most work
+at once, which leaves cores free. Its warm-up takes turns with timing like any other work on the GPU, and its answer is
+kept for all candidates.
 
 Where that process cannot be had (no memory for a second reference, or it died), the reference's own Runner compiles
 when the first candidate is about to be timed. A module that ``torch.compile`` refuses has no such baseline; the verdict
@@ -16,6 +18,7 @@ times do not show.
 from __future__ import annotations
 
 import asyncio
+import os
 import secrets
 from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
@@ -29,6 +32,15 @@ if TYPE_CHECKING:
 
 _HOST_FAULTS = ("out-of-memory", "process-flood", "disk-flood", "closed")
 """How a Runner may end without the compiler being at fault: then another process gets a chance."""
+
+
+SPARE_CORES = 4
+"""Cores that compilers leave to whoever is being timed: the Judge, the reference, its compiled form, the candidate."""
+
+
+def compilers(cores: int | None = None) -> int:
+    """Return how many baselines may be compiled at once on a host with so many cores (null: this one)."""
+    return max(1, (cores or os.cpu_count() or 1) - SPARE_CORES)
 
 
 async def start_compiler(start: Callable[[], Awaitable[RunnerHandle]], limit_s: float) -> RunnerHandle:
@@ -49,11 +61,12 @@ async def start_compiler(start: Callable[[], Awaitable[RunnerHandle]], limit_s: 
 
 
 class CompileBaseline:
-    """The compiled form of one session's reference."""
+    """The compiled form of one session's reference; ``compiling`` bounds how many are compiled at once."""
 
-    def __init__(self, session: ReferenceSession, turns: GpuTurns) -> None:
+    def __init__(self, session: ReferenceSession, turns: GpuTurns, compiling: asyncio.Semaphore | None = None) -> None:
         self._session = session
         self._turns = turns
+        self._compiling = compiling or asyncio.Semaphore(compilers())
         self._lock = asyncio.Lock()
         self._ahead: asyncio.Task[tuple[RunnerHandle, dict[str, Any]] | None] | None = None
         self._own: RunnerHandle | None = None
@@ -97,6 +110,9 @@ class CompileBaseline:
             loaded = await handle.call("load", limits.load_s, **self._session.load_message())
             if not loaded["ok"]:
                 return None
+            async with self._compiling:
+                limit_s = 2 * limits.compile_s
+                await handle.call("compile", limit_s, key=secrets.randbits(62))  # what fails, fails again below
             async with self._turns.sharing():
                 answer = await self._warm(handle)
         except (HostError, OSError):

@@ -21,7 +21,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from drk.gym.compare import compare_timed
-from drk.gym.compile_baseline import CompileBaseline
+from drk.gym.compile_baseline import CompileBaseline, compilers
 from drk.gym.draft import Stop
 from drk.gym.gpu_lock import GpuLock, GpuTurns
 from drk.gym.gpu_state import doubts, read_state
@@ -89,6 +89,7 @@ class Measurement:
         self.turns = GpuTurns(GpuLock(uuid), batch)
         self.timing = timing
         self.random = random.SystemRandom()
+        self.compiling = asyncio.Semaphore(compilers())
 
     async def measure(
         self, evaluation: Evaluation, runner: RunnerHandle, session: ReferenceSession, finish: Finish
@@ -119,7 +120,7 @@ class Measurement:
     def baseline(self, session: ReferenceSession) -> CompileBaseline:
         """Return the session's compiled reference; nothing is compiled yet."""
         if session.baseline is None:
-            session.baseline = CompileBaseline(session, self.turns)
+            session.baseline = CompileBaseline(session, self.turns, self.compiling)
         return session.baseline
 
 

@@ -97,6 +97,7 @@ def handlers(session: Session) -> dict[str, Callable[[dict[str, Any], list[int]]
         "plan_reduction": session.plan_reduction,
         "set_reduction": session.set_reduction,
         "import_compiler": timer.import_compiler,
+        "compile": timer.compile,
         "warm": timer.warm,
         "prepare": timer.prepare,
         "go": timer.go,

@@ -1,5 +1,7 @@
 """Timed runs in a Runner: ``warm``, ``prepare`` (fresh values, cold cache), ``go`` (the window), ``outputs``.
 
+``compile`` goes before ``warm`` of the compiled form where there is time for it: it needs no GPU to speak of.
+
 Where the task's gradients are judged, a call is a forward and a backward pass.
 
 Both Runners run this same code, so what it costs falls on baseline and candidate alike. The event time it answers is a
@@ -17,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drk.gym.runner import execute, structure
+from drk.gym.runner.compile_ahead import compile_ahead
 from drk.gym.runner.execute import CallOptions
 from drk.gym.runner.sampling import shrink
 from drk.gym.runner.training_step import Stepped, TrainingStep
@@ -53,6 +56,16 @@ class Timer:
         importlib.import_module("torch._dynamo")
         importlib.import_module("torch._inductor.compile_fx")
         return {}
+
+    def compile(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
+        """Compile the module for ``warm`` without running it; answer whether that could be done."""
+        if self._trains:
+            return {"compiled": False}
+        self._start_clean()
+        key = int(message["key"])
+        args, kwargs = self._draw(key)
+        with execute.call_context(self._options(key)):
+            return {"compiled": compile_ahead(self.session.built, args, kwargs)}
 
     def warm(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Call a form until it is steady; answer its rough latency in seconds and the first call's time."""

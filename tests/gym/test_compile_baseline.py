@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from drk.gym.compile_baseline import CompileBaseline, start_compiler
+from drk.gym.compile_baseline import CompileBaseline, compilers, start_compiler
 from drk.gym.engine import Gym
 from drk.gym.errors import HostError, ZygoteError
 from drk.gym.gpu_lock import GpuLock, GpuTurns
@@ -19,23 +19,27 @@ from drk.gym.settings import GymSettings
 
 
 class Handle:
-    """A Runner that answers ``load`` and ``warm``; ``gate`` holds the warm-up back."""
+    """A Runner that answers ``load``, ``compile`` and ``warm``; ``gate`` and ``compiler`` hold the last two back."""
 
     def __init__(self, load: dict[str, Any] | None = None, warm: dict[str, Any] | None = None) -> None:
         self.answers = {
             "import_compiler": {"ok": True},
             "load": load or {"ok": True},
+            "compile": {"ok": True, "compiled": True},
             "warm": warm or {"ok": True, "latency_s": 1e-4},
         }
         self.asked: list[str] = []
-        self.gate = asyncio.Event()
+        self.gate, self.compiler = asyncio.Event(), asyncio.Event()
         self.gate.set()
+        self.compiler.set()
         self.stopped_for: str | None = None
         self.closed = False
 
     async def call(self, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
         assert timeout_s > 0
         self.asked.append(command)
+        if command == "compile":
+            await self.compiler.wait()
         if command == "warm":
             assert message["form"] == "compile"
             await self.gate.wait()
@@ -161,23 +165,58 @@ async def test_closing_ends_a_compilation_under_way(baseline: CompileBaseline) -
     assert own.closed
 
 
-async def test_nobody_is_timed_while_it_compiles(session: Any, tmp_path: Any) -> None:
+async def test_nobody_is_timed_while_it_warms_up_but_while_it_compiles(session: Any, tmp_path: Any) -> None:
     turns, own = GpuTurns(GpuLock("GPU-test", tmp_path)), Handle()
     own.gate.clear()
+    own.compiler.clear()
     baseline = CompileBaseline(session, turns)
     baseline.begin(giving(own))
-    while "warm" not in own.asked:
-        await asyncio.sleep(0)
 
     async def timed() -> bool:
         async with turns.alone():
             return own.gate.is_set()
 
+    while "compile" not in own.asked:
+        await asyncio.sleep(0)
+    assert not await asyncio.wait_for(timed(), 60.0)
+    own.compiler.set()
+    while "warm" not in own.asked:
+        await asyncio.sleep(0)
     timer = asyncio.create_task(timed())
     await asyncio.sleep(0.01)
     assert not timer.done()
     own.gate.set()
     assert await timer
+    await baseline.close()
+
+
+async def test_no_more_are_compiled_at_once_than_leave_cores_free(session: Any, tmp_path: Any) -> None:
+    assert [compilers(cores) for cores in (1, 4, 6, 16)] == [1, 1, 2, 12]
+    turns, compiling = GpuTurns(GpuLock("GPU-test", tmp_path)), asyncio.Semaphore(1)
+    handles = [Handle(), Handle()]
+    for handle in handles:
+        handle.compiler.clear()
+    baselines = [CompileBaseline(session, turns, compiling) for _ in handles]
+    for baseline, handle in zip(baselines, handles, strict=True):
+        baseline.begin(giving(handle))
+    while not all(handle.asked for handle in handles):
+        await asyncio.sleep(0)
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert sum("compile" in handle.asked for handle in handles) == 1
+    for handle in handles:
+        handle.compiler.set()
+    assert [(await baseline.ready())[0] for baseline in baselines] == handles
+    for baseline in baselines:
+        await baseline.close()
+
+
+async def test_what_fails_to_compile_ahead_is_told_by_the_warm_up(baseline: CompileBaseline) -> None:
+    own = Handle(warm=failed("exception"))
+    own.answers["compile"] = failed("exception")
+    baseline.begin(giving(own))
+    assert await baseline.ready() == (own, own.answers["warm"])
+    assert own.asked == ["load", "compile", "warm"]
     await baseline.close()
 
 
@@ -192,5 +231,7 @@ async def test_a_real_runner_imports_the_compiler_and_then_loads_the_reference()
             loaded = await handle.call("load", 60.0, **session.load_message())
             assert loaded["ok"], loaded
             assert loaded["kind"] == "Model"
+            compiled = await handle.call("compile", 120.0, key=1)
+            assert compiled == {"ok": True, "compiled": False}  # the interpreter's remapping of devices keeps it away
         finally:
             await handle.close()
