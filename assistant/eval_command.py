@@ -52,7 +52,7 @@ from drk.assistant.optimize_command import stopping
 from drk.assistant.proposers import Proposer, opened
 from drk.assistant.runs import ignore_folder
 from drk.assistant.settings import Settings, load_settings
-from drk.gym.settings import GymSettings
+from drk.gym.settings import GymSettings, Timing
 
 _FLAGS = ("model", "turns", "device", "target", "precision", "tolerance", "max_time_s", "seeds", "sandbox")
 """Settings that an evaluation keeps, in the order of its options."""
@@ -169,6 +169,7 @@ def _evaluate(console: Console, request: _Request, settings: Settings) -> int:
         sandbox=settings.sandbox,
         seeds=settings.seeds,
         parallel=max(request.workers, candidates),
+        timing=Timing(best_only=candidates > 1),
     )
 
     async def work() -> tuple[EvalPlan, EvalResult, dict[str, Any]]:

@@ -23,7 +23,7 @@ from drk.assistant.profile_choice import choose_profiled
 from drk.assistant.settings import Settings
 from drk.assistant.task_building import TaskOptions, build_task
 from drk.gym.schema import Task
-from drk.gym.settings import GymSettings
+from drk.gym.settings import GymSettings, Timing
 
 MAX_PARALLEL = 4
 CORES_EACH = 4
@@ -106,4 +106,5 @@ def gym_settings(settings: Settings) -> GymSettings:
         sandbox=settings.sandbox,
         seeds=settings.seeds,
         parallel=max(2, min(MAX_PARALLEL, (os.cpu_count() or 1) // CORES_EACH)),
+        timing=Timing(best_only=True),
     )

@@ -195,7 +195,8 @@ class Gym:
         session = ReferenceSession(task, self.settings, handle, runs_on, compares_on)
         try:
             await session.prepare()
-            await session.settle_keys()
+            async with self.sharing():  # its trials would disturb who is being timed
+                await session.settle_keys()
         except BaseException:
             await session.close()
             raise
@@ -357,7 +358,7 @@ class Gym:
         Raises:
             TaskError: the reference cannot be loaded or run at full size.
         """
-        async with self.using(task) as session:
+        async with self.using(task) as session, self.sharing():
             answer = await session.ask("parts", self.settings.limits.compile_s, key=session.keys[0])
         return [dict(row) for row in answer.get("parts") or []]
 

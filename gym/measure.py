@@ -30,7 +30,7 @@ from drk.gym.reference import ReferenceSession, fetch
 from drk.gym.runner.sampling import DIGEST
 from drk.gym.runner_handle import RunnerHandle
 from drk.gym.sandbox import descendants
-from drk.gym.schema import Cell, Failure, Flag, Speedups
+from drk.gym.schema import Cell, Failure, Flag, Interval, Speedups
 from drk.gym.settings import Timing
 from drk.gym.statistics import latency, ratio_interval, settled
 
@@ -50,6 +50,8 @@ STRAIN_LIMIT = 1.5
 SECOND_LOOKS = 4
 SETTLE_EVERY = 5
 HURRIED = 1.5
+BEATEN = 1.02
+"""By so much a speed-up has to stay below another, beyond its interval, for a candidate to be clearly slower."""
 EXCESS_LIMIT = 3.0
 REST_BYTES = 2 * 2**30
 
@@ -215,9 +217,19 @@ class Contest:
         mine = self.times_ms["candidate"]
         # While others wait for the GPU, a somewhat wider interval must do; the verdict states it.
         halfwidth = self.timing.target_halfwidth * (HURRIED if self.owner.turns.waiting else 1.0)
-        return all(
-            settled(ratio_interval(self.times_ms[name], mine), halfwidth) for name in self.forms if name != "candidate"
-        )
+        ratios = {name: ratio_interval(self.times_ms[name], mine) for name in self.forms if name != "candidate"}
+        if all(settled(interval, halfwidth) for interval in ratios.values()):
+            return True
+        return self.timing.best_only and self._is_beaten(min(ratios.values(), key=lambda one: one.value))
+
+    def _is_beaten(self, headline: Interval) -> bool:
+        """Whether the candidate clearly is not the one that is looked for, and say so in the verdict."""
+        bar = max(1.0, self.session.best_low)
+        if headline.high * BEATEN >= bar:
+            return False
+        than = "the best candidate so far" if bar > 1.0 else "the fastest baseline"
+        self.evaluation.draft.notes.append(f"timed in {headline.pairs} rounds only: clearly slower than {than}")
+        return True
 
     async def _round(self) -> None:
         keys = [secrets.randbits(62) for _ in range(self.calls)]
@@ -326,5 +338,7 @@ class Contest:
         ratios = {name: ratio_interval(self.times_ms[name], mine) for name in self.forms if name != "candidate"}
         draft.speedups = Speedups(**ratios)
         draft.headline = min(ratios, key=lambda name: ratios[name].value)
+        if self.timing.best_only and not any(flag.severity == "fraud" for flag in draft.flags):
+            self.session.best_low = max(self.session.best_low, ratios[draft.headline].low)
         draft.latency_ms = latency(mine)
         draft.baselines_ms = {name: latency(self.times_ms[name]) for name in ratios}

@@ -115,6 +115,7 @@ class ReferenceSession:
         self.weight_layout: list[dict[str, Any]] = []
         self.weight_bytes = 0
         self.baseline: CompileBaseline | None = None
+        self.best_low = 0.0
         self._trials: dict[int, Trial] = {}
         self.untold: list[str] = []
         self.users = 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -126,6 +127,40 @@ async def test_a_long_window_is_slow_each_time_or_it_was_the_host(
     await one.check_clock()
     assert [flag.kind for flag in one.evaluation.draft.flags] == flags
     assert [cell.name for cell in one.evaluation.draft.cells] == ["long window out"]
+
+
+@pytest.mark.parametrize(
+    ("best_only", "best_low", "slowdown", "rounds", "than"),
+    [
+        (True, 1.5, 0.8, 20, "the best candidate so far"),  # 1.25 times eager: a win, but not the best
+        (True, 0.0, 1.25, 20, "the fastest baseline"),
+        (True, 1.0, 0.8, 40, ""),  # the best so far: timed to the end
+        (True, 1.26, 0.8, 40, ""),  # not clearly slower
+        (False, 1.5, 1.25, 40, ""),
+    ],
+)
+async def test_losers_are_timed_no_longer_than_it_takes_to_see_it(
+    monkeypatch: pytest.MonkeyPatch, best_only: bool, best_low: float, slowdown: float, rounds: int, than: str
+) -> None:
+    one = contest(monkeypatch, Handle(), Handle())
+    one.timing = replace(one.timing, best_only=best_only, target_halfwidth=0.0)
+    one.session.best_low = best_low
+    one.forms["candidate"] = one.forms["eager"]
+
+    async def take_round() -> None:
+        place = len(one.times_ms["candidate"])
+        one.times_ms["eager"].append(1.0)
+        one.times_ms["candidate"].append(slowdown * (1.0 + 1e-3 * (place % 3 - 1)))
+
+    monkeypatch.setattr(one, "_round", take_round)
+    await one.run()
+    one.conclude()
+    draft = one.evaluation.draft
+    assert len(one.times_ms["candidate"]) == rounds
+    assert draft.notes == ([f"timed in {rounds} rounds only: clearly slower than {than}"] if than else [])
+    assert draft.speedups is not None
+    low = draft.speedups.eager.low
+    assert one.session.best_low == (max(best_low, low) if best_only else best_low)
 
 
 async def test_the_baseline_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
