@@ -4,10 +4,11 @@
   error of 2**-24 is as good as a relative one. Its argument needs no splitting.
 - Such an exponential divided by its row's sum, which is at least 1, is multiplied by the sum's inverse: one division
   for a row instead of one for each element.
-- Results that torch rounds to 16 bits hide what the short forms of exponentials leave out.
+- So is what is divided by one number for many elements (a row's norm, a channel's scale), and a division by a constant
+  is a multiplication, as in PyTorch's own kernels: one more rounding, where IEEE division takes a dozen instructions.
+- Results that torch rounds to 16 bits hide what the short forms of exponentials and quotients leave out.
 
-Left out: forms that depend on the values' range otherwise, and 16-bit results of several operators (``tanh``, whose
-small results need their relative accuracy).
+Left out: forms that depend on the values' range otherwise. The inverse of a denormal divisor is infinite.
 """
 
 from __future__ import annotations
@@ -19,7 +20,9 @@ from typing import Any
 from drk.gym.graph import Node, Ref, TensorMeta
 
 HALVES = frozenset({"float16", "bfloat16"})
-_SHORT = {"exp": "short_exp", "sigmoid": "short_sigmoid", "silu": "short_silu"}
+_LEAST = 1.0e-30
+"""Constants that are smaller, or larger than its inverse, divide as they are."""
+_SHORT = {"exp": "short_exp", "sigmoid": "short_sigmoid", "silu": "short_silu", "tanh": "short_tanh"}
 
 
 def shortcut(
@@ -29,20 +32,31 @@ def shortcut(
 
     ``text`` gives the source of an argument in a compute kind.
     """
-    if node.bare_op not in {*_SHORT, "div"}:
-        return None
     made = {item.name: item for item in nodes}
+    halves = {node.meta.dtype, *(metas[name].dtype for name in node.inputs())} <= HALVES
     if node.bare_op == "div":
-        total = _made(node.args[1], made)
-        power = None if total is None or total.bare_op != "sum" else _made(total.args[0], made)
-        if power is None or node.args[0] != Ref(power.name) or node.kwargs or not is_weight(power, made):
-            return None
-        return f"{text(node.args[0], 'float')} * tl.div_rn(1.0, {text(node.args[1], 'float')})"
+        return _quotient(node, metas, text, halves=halves)
     if is_weight(node, made):
         return f"short_exp({text(node.args[0], 'float')})"
-    if {node.meta.dtype, *(metas[name].dtype for name in node.inputs())} <= HALVES:
+    if halves and node.bare_op == "gelu" and "tanh" in {*node.args[1:], *node.kwargs.values()}:
+        return f"short_gelu_tanh({text(node.args[0], 'float')})"
+    if halves and node.bare_op in _SHORT:
         return f"{_SHORT[node.bare_op]}({text(node.args[0], 'float')})"
     return None
+
+
+def _quotient(
+    node: Node, metas: Mapping[str, TensorMeta], text: Callable[[Any, str], str], *, halves: bool
+) -> str | None:
+    """A division as a multiplication by a constant or by an inverse of fewer elements."""
+    top, bottom = node.args[:2]
+    if not isinstance(bottom, Ref):
+        exact = math.frexp(bottom)[0] == 0.5 or not _LEAST < abs(bottom) < 1.0 / _LEAST
+        return None if exact else f"{text(top, 'float')} * (1.0 / {text(bottom, 'float')})"
+    fewer = math.prod(metas[bottom.name].shape) < math.prod(node.meta.shape)
+    if fewer and isinstance(top, Ref) and math.prod(metas[top.name].shape) == math.prod(node.meta.shape):
+        return f"{text(top, 'float')} * tl.div_rn(1.0, {text(bottom, 'float')})"
+    return f"{text(top, 'float')} / {text(bottom, 'float')}" if halves else None
 
 
 def is_weight(node: Node, made: Mapping[str, Node]) -> bool:

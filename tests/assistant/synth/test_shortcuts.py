@@ -73,3 +73,45 @@ def test_rows_beside_channels_follow_memory(check):
     compiled = check(DepthMean(), torch.randn(2, 3, 5, 3, 4))
     assert re.search(r"n_rows = .*shape\[1\]$", compiled.source, re.MULTILINE)
     check(DepthMean(), torch.randn(1, 3, 4, 1, 1))
+
+
+class Gates(nn.Module):
+    """Functions that share exp(-|x|), and those of 16-bit results."""
+
+    def forward(self, x):
+        soft, tanh = torch.nn.functional, torch.tanh
+        return soft.logsigmoid(x), torch.sigmoid(x), soft.softplus(x), tanh(x), soft.gelu(x, approximate="tanh")
+
+
+@pytest.mark.parametrize(("dtype", "units"), [(torch.float32, 12.0), (torch.float16, 0.51)])
+def test_gates_keep_their_relative_accuracy(interpreter, graph_of, dtype, units):
+    """Each result, however small, to some units of round-off.
+
+    What is below float16's range is not looked at, nor where GELU's own formula cancels in float64.
+    """
+    x = torch.cat([torch.linspace(-60, 60, 3001), torch.linspace(-2, 2, 3001), torch.logspace(-7, 0, 500)]).to(dtype)
+    (outputs,) = interpreter.run(compile_graph(g := graph_of(Gates(), x), variants(g)[0]).source, {}, [[x]])
+    smallest = [1e-30] * 4 + [0.3] if dtype == torch.float32 else [2.0**-14] * 5
+    for got, truth, least in zip(outputs, Gates()(x.double()), smallest, strict=True):
+        seen = truth.abs() > least
+        error = ((got.double() - truth) / truth.abs())[seen].abs().max()
+        assert error <= units * torch.finfo(dtype).eps
+
+
+def test_gates_end_as_those_of_torch(interpreter, graph_of):
+    x = torch.tensor([float("inf"), float("-inf"), float("nan"), 0.0, 200.0, -200.0])
+    (outputs,) = interpreter.run(compile_graph(g := graph_of(Gates(), x), variants(g)[0]).source, {}, [[x]])
+    for got, expected in zip(outputs, Gates()(x), strict=True):
+        torch.testing.assert_close(got, expected, equal_nan=True)
+
+
+def test_divisors_of_many_elements_and_constants_are_inverted(check):
+    class Quotients(nn.Module):
+        def forward(self, x, y):
+            return x / 30.0 + x / (-2.0), x / (y.square().sum(-1, keepdim=True).sqrt() + 1e-6), x / y
+
+    compiled = check(Quotients(), torch.randn(5, 37), torch.randn(5, 37))
+    assert "x * (1.0 / 30.0)" in compiled.source
+    assert compiled.source.count("* tl.div_rn(1.0, ") == 1
+    zero = torch.zeros(2, 3)
+    check(Quotients(), torch.randn(4, 9).half(), torch.rand(4, 9).half() + 0.5, calls=[[zero.half(), zero.half() + 1]])
