@@ -29,6 +29,8 @@ from drk.gym.reward import Baseline, NotRewardable
 
 THRESHOLDS = (1.0, 1.2, 1.5, 2.0)
 BASELINES: Mapping[str, Baseline] = {"eager": "eager", "compile": "compile", "fastest": "headline"}
+SHOWN = 10
+"""Reasons that the text shows of those why samples and problems could not be judged."""
 _TEMPLATES = Path(__file__).parent / "templates"
 
 
@@ -89,7 +91,7 @@ def _counts(plan: EvalPlan, result: EvalResult, judged: Sequence[SampleResult]) 
     turns = [turn for sample in judged for turn in sample.turns]
     kinds = Counter(kind for turn in turns if (kind := _failure_kind(turn)))
     return {
-        "problems": len(plan.problems),
+        "problems": sum(problem.name not in result.unusable for problem in plan.problems),
         "unusable": len(result.unusable),
         "samples": len(result.samples),
         "not_judged": len(result.samples) - len(judged),
@@ -272,7 +274,9 @@ def report_text(data: Mapping[str, Any]) -> str:
     lines += answer_lines(data["answers"], data["soundness"], {name: data["times"].get(name) for name in PACES})
     lines += _per_problem_line(data)
     lines += [f"  {count:5}  {kind}" for kind, count in counts["failures"].items()]
-    lines += [f"  not judged: {reason}" for reason in not_judged(data)[:5]]
+    lines += [f"  not judged: {reason}" for reason in not_judged(data)[:SHOWN]]
+    lines += [f"  unusable: {row['problem']}: {row['reason'].splitlines()[0]}" for row in data["unusable"][:SHOWN]]
+    lines += [f"  and {counts['unusable'] - SHOWN} more, in report.json"] if counts["unusable"] > SHOWN else []
     lines += ["protocol:", *(f"  {name}: {value}" for name, value in data["protocol"].items() if value is not None)]
     return "\n".join(lines)
 

@@ -60,6 +60,7 @@ def drk(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
 def suite(tmp_path: Path) -> Path:
     (tmp_path / "suite").mkdir()
     (tmp_path / "suite" / "relu2.py").write_text(PROBLEM)
+    (tmp_path / "suite" / "needs more.py").write_text("import not_there_at_all\n" + PROBLEM)
     rows = [{"source": KERNEL.format(factor=factor)} for factor in ("3.0", "2.0")]
     (tmp_path / "recorded").mkdir()
     (tmp_path / "recorded" / "relu2.jsonl").write_text("\n".join(map(json.dumps, rows)))
@@ -81,6 +82,9 @@ def test_an_evaluation_and_its_resumption(suite: Path) -> None:
     assert data["figures"]["eager"]["best_of_history"]["correct"] == 1.0
     assert data["figures"]["eager"]["best_of_history"]["fast_at"]["1"] is None
     assert "speed not measured" in done.stdout
+    assert (data["counts"]["problems"], data["counts"]["unusable"], data["status"]) == (1, 1, "complete")
+    assert "unusable: needs more: the reference cannot be judged: importing" in done.stdout
+    assert "No module named 'not_there_at_all'" in done.stdout
     assert (suite / "out" / "report.html").read_text().startswith("<!doctype html>")
     assert drk(*words, "--out", "out", cwd=suite).returncode == 2
     again = drk("eval", "suite", "--resume", "--out", "out", "--format", "json", cwd=suite)

@@ -147,6 +147,32 @@ def test_problems_are_found_by_folder_list_and_subset(suite: Path) -> None:
         find_problems(suite / "empty")
 
 
+def test_odd_files_are_problems_or_have_a_reason(tmp_path: Path) -> None:
+    without_init = PROBLEM.format(number=1).split("def get_init_inputs")[0]
+    files = {
+        "level 1/1_Square_matrix multiplication_.py": without_init,
+        "level 1/100_Ünïcode-näme (copy).py": PROBLEM.format(number=1),
+        "level 1/3.dotted.name.py": PROBLEM.format(number=1),
+        "level 1/4_no_inputs.py": without_init.split("def get_inputs")[0],
+        "level 1/5_empty.py": "",
+        "level 1/6_syntax.py": "class Model(:\n",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "level 1/7_bytes.py").write_bytes(b"\xff\xfe\x00")
+    problems, unusable = find_problems(tmp_path)
+    assert sorted(one.name.removeprefix("level 1.") for one in problems) == [
+        "100_Ünïcode-näme (copy)",
+        "1_Square_matrix multiplication_",
+        "3.dotted.name",
+    ]
+    assert {one.group for one in problems} == {"level 1"}
+    assert {name.removeprefix("level 1."): bool(reason) for name, reason in unusable.items()} == dict.fromkeys(
+        ("4_no_inputs", "5_empty", "6_syntax", "7_bytes"), True
+    )
+
+
 async def test_figures(suite: Path, tmp_path: Path, verdicts: Any) -> None:
     _, data = await go(plan_of(suite), tmp_path / "out", Scripted(TABLE, verdicts))
     assert data["status"] == "complete"
