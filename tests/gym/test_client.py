@@ -125,6 +125,31 @@ async def test_a_job_that_the_server_forgot_is_submitted_again() -> None:
     assert [line.split()[0] for line in asked] == ["POST", "GET", "POST"]
 
 
+async def test_a_call_that_is_cancelled_takes_its_job_back() -> None:
+    waiting = (202, {"Location": "/v1/evaluations/j"}, {"job_id": "j"})
+    async with scripted(waiting) as (url, asked):
+        gym = RemoteGym(url)
+        call = asyncio.create_task(gym.evaluate(TASK_VALUE, Candidate(RIGHT)))
+        while len(asked) < 3:
+            await asyncio.sleep(0.01)
+        call.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+        await gym.__aexit__(None, None, None)
+    assert [line.rsplit(" ", 1)[0] for line in asked[-2:]] == ["POST /v1/evaluations", "DELETE /v1/evaluations/j"]
+
+
+async def test_as_many_are_worth_asking_for_as_fitting_workers_take() -> None:
+    rows = [{"class": "interpret", "slots": 2}, {"class": "h200", "slots": "8"}, {"class": "h200", "slots": "6"}]
+    async with scripted((200, {}, {**STATUS, "worker_list": rows})) as (url, _):
+        async with RemoteGym(url) as gym:
+            assert (gym.at_once, gym.sessions_at_once) == (16, 16)
+        async with RemoteGym(url, settings=GymSettings(device="interpret")) as gym:
+            assert (gym.at_once, gym.sessions_at_once) == (2, 4)
+    async with scripted((200, {}, STATUS)) as (url, _), RemoteGym(url) as gym:
+        assert gym.at_once == 1  # an older server does not say
+
+
 async def test_streams_that_open_and_break_without_news_are_no_silence() -> None:
     opened = 0
     done = {"state": "failed", "verdict": None, "error": {"code": "x", "message": "so", "infrastructure": False}}
