@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from warm_python import WarmPython
 
 from drk.gym.devices import list_gpus
 
@@ -35,3 +37,19 @@ def private_user_folders(tmp_path_factory: pytest.TempPathFactory, monkeypatch: 
 def repository() -> Path:
     """Return the repository's root."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def warm_python() -> Iterator[WarmPython]:
+    """Processes of their own that begin with torch and Triton imported."""
+    process = WarmPython("torch", "triton")
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def warm_interpreting_python() -> Iterator[WarmPython]:
+    """Processes of their own that begin with torch and Triton imported, and interpret kernels."""
+    process = WarmPython("torch", "triton", "torch._dynamo", TRITON_INTERPRET="1")
+    yield process
+    process.close()

@@ -6,11 +6,13 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from warm_python import WarmPython
 
 from drk.assistant.artefact import SourceFile, build_artefact
 from drk.assistant.artefact_record import ArtefactError, constants
@@ -34,48 +36,49 @@ def written(project: Path, silu_task: Task, silu_candidate: Candidate, silu_grap
     return run
 
 
-def run_python(arguments: list[str], folder: Path, **environ: str) -> subprocess.CompletedProcess[str]:
-    env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PYTHONPATH")}
-    return subprocess.run(
-        [sys.executable, *arguments], cwd=folder, env={**env, **environ}, capture_output=True, text=True, check=False
-    )
+Script = Callable[..., str]
 
 
-def script(written: Path, code: str, **environ: str) -> str:
+@pytest.fixture
+def script(written: Path, warm_python: WarmPython, warm_interpreting_python: WarmPython) -> Script:
     """Run code that has imported torch, the user's module and the artefact; return what it prints."""
-    head = (
-        f"import sys; sys.path[:0] = [{str(written)!r}, {str(written.parents[2])!r}]\n"
-        "import copy, torch, model, model_kernels as k\n"
-        "x = torch.randn(64, 96)\n"
-    )
-    done = run_python(["-c", head + code], written, **environ)
-    assert done.returncode == 0, done.stderr
-    return done.stdout.strip()
+
+    def go(code: str, *, interpret: bool = True) -> str:
+        head = (
+            f"import sys; sys.path[:0] = [{str(written)!r}, {str(written.parents[2])!r}]\n"
+            "import copy, torch, model, model_kernels as k\n"
+            "x = torch.randn(64, 96)\n"
+        )
+        done = (warm_interpreting_python if interpret else warm_python).run(["-c", head + code], written)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    return go
 
 
 def test_its_own_test_passes_under_the_interpreter(written: Path) -> None:
-    done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", "test_model_kernels.py"], written)
+    env = {key: value for key, value in os.environ.items() if key not in ("TRITON_INTERPRET", "PYTHONPATH")}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "test_model_kernels.py"]
+    done = subprocess.run(command, cwd=written, env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "6 passed, 1 skipped" in done.stdout
 
 
-def test_without_a_gpu_it_falls_back_and_says_why(written: Path) -> None:
+def test_without_a_gpu_it_falls_back_and_says_why(script: Script) -> None:
     out = script(
-        written,
         "m = model.ScaledSilu(96).eval(); want = m(x); k.optimize(m); got = m(x)\n"
         "print(torch.equal(want, got), k.stats(m))",
+        interpret=False,
     )
     assert out.startswith("True")
     assert "'fallback_calls': 1" in out
     assert "not on a CUDA device" in out
 
 
-def test_training_still_works(written: Path) -> None:
+def test_training_still_works(script: Script) -> None:
     out = script(
-        written,
         "m = k.optimize(model.ScaledSilu(96).eval()); m(x).sum().backward()\n"
         "print(m.weight.grad is not None, k.stats(m)['reasons'])",
-        TRITON_INTERPRET="1",
     )
     assert out.startswith("True")
     assert "gradients are needed" in out
@@ -93,7 +96,7 @@ GUARDED = {
 }
 
 
-def test_guard(written: Path) -> None:
+def test_guard(script: Script) -> None:
     code = (
         "import contextlib\n"
         f"for change in {list(GUARDED)!r}:\n"
@@ -106,27 +109,24 @@ def test_guard(written: Path) -> None:
         "    torch.set_autocast_enabled('cpu', False)\n"
         "    print(torch.equal(*outs), k.stats(m)['kernel_calls'], list(k.stats(m)['reasons']))\n"
     )
-    lines = script(written, code, TRITON_INTERPRET="1").splitlines()
+    lines = script(code).splitlines()
     assert len(lines) == len(GUARDED)
     for line, (change, reason) in zip(lines, GUARDED.items(), strict=True):
         assert line.startswith("True 0 ["), (change, line)
         assert reason in line, (change, line)
 
 
-def test_another_configuration_is_left_alone(written: Path) -> None:
+def test_another_configuration_is_left_alone(script: Script) -> None:
     out = script(
-        written,
         "m = k.optimize(model.ScaledSilu(96, gain=3.0).eval())\n"
         "with torch.no_grad(): m(x)\n"
         "print(k.stats(m)['kernel_calls'], k.stats(m)['disabled'])",
-        TRITON_INTERPRET="1",
     )
     assert out == "0 gain is 3.0 here and 2.0 where it was verified"
 
 
-def test_copies_pickles_and_new_batch_sizes_use_the_kernels(written: Path) -> None:
+def test_copies_pickles_and_new_batch_sizes_use_the_kernels(script: Script) -> None:
     out = script(
-        written,
         "import io\n"
         "m = k.optimize(model.ScaledSilu(96).eval()); c = copy.deepcopy(m)\n"
         "b = io.BytesIO(); torch.save(m, b); b.seek(0); p = torch.load(b, weights_only=False)\n"
@@ -136,14 +136,12 @@ def test_copies_pickles_and_new_batch_sizes_use_the_kernels(written: Path) -> No
         "    ok = torch.allclose(c(x[:5]), want, atol=1e-5), torch.allclose(p(x), plain, atol=1e-5)\n"
         "    m(x)\n"
         "print(ok, [k.stats(one)['kernel_calls'] for one in (m, c, p)])",
-        TRITON_INTERPRET="1",
     )
     assert out == "(True, True) [1, 1, 1]"
 
 
-def test_under_compile_and_export_the_kernels_are_one_operator(written: Path) -> None:
+def test_under_compile_and_export_the_kernels_are_one_operator(script: Script) -> None:
     out = script(
-        written,
         "def close(a, b): return torch.allclose(a, b, atol=1e-5)\n"
         "m = k.optimize(model.ScaledSilu(96).eval()); plain = k.restore(copy.deepcopy(m))\n"
         "with torch.no_grad():\n"
@@ -159,7 +157,6 @@ def test_under_compile_and_export_the_kernels_are_one_operator(written: Path) ->
         "    with torch.autocast('cpu', torch.bfloat16): compiled(x)\n"
         "compiled(x).sum().backward()\n"
         "print(m.weight.grad is not None, k.stats(m)['kernel_calls'])\n",
-        TRITON_INTERPRET="1",
     )
     lines = out.splitlines()
     assert lines[:4] == ["True 1", "True 2", "True 3", "True 4"]
@@ -188,13 +185,15 @@ class Norm(nn.Module):
 NORM_CANDIDATE = NORM.replace("class Norm", "class ModelNew")
 
 
-def test_the_operator_changes_buffers_and_returns_memory_of_its_own(tmp_path: Path, verdicts: Any) -> None:
+def test_the_operator_changes_buffers_and_returns_memory_of_its_own(
+    tmp_path: Path, verdicts: Any, warm_interpreting_python: WarmPython
+) -> None:
     (tmp_path / "norm.py").write_text(NORM)
     task = Task("norm", {"norm.py": NORM}, "norm.py", "Norm", inputs=Call((TensorSpec((6, 4)),)), mode="train")
     run = tmp_path / "run"
     run.mkdir()
     code = CAPTURE.replace("ScaledSilu(96).eval()", "Norm()").replace("64, 96", "6, 4")
-    captured = run_python(["-c", code, str(tmp_path / "norm.py")], tmp_path)
+    captured = warm_interpreting_python.run(["-c", code, str(tmp_path / "norm.py")], tmp_path)
     graph = graph_from_json(json.loads(captured.stdout))
     source = SourceFile(tmp_path, "norm.py", NORM.encode())
     built = build_artefact(task, Turn(1, Candidate(NORM_CANDIDATE), verdicts.accepted()), graph, source, run)
@@ -208,36 +207,32 @@ def test_the_operator_changes_buffers_and_returns_memory_of_its_own(tmp_path: Pa
         "print(all(torch.equal(got[key], want[key]) for key in want), list(got))\n"
         "print(torch.allclose(m.mean, plain.mean), int(m.calls), k.stats(m)['operator_calls'])\n"
     )
-    done = run_python(["-c", script_text], run, TRITON_INTERPRET="1", PYTHONPATH=f"{tmp_path}:{run}")
+    done = warm_interpreting_python.run(["-c", script_text], run, PYTHONPATH=f"{tmp_path}:{run}")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["True ['y', 'top', 'same']", "True 3 3"]
 
 
-def test_a_kernel_that_raises_is_put_aside(written: Path) -> None:
+def test_a_kernel_that_raises_is_put_aside(written: Path, script: Script) -> None:
     file = written / "model_kernels.py"
     file.write_text(file.read_text().replace("cols = x.shape[1]", "raise RuntimeError('no launch')"))
     out = script(
-        written,
         "m = k.optimize(model.ScaledSilu(96).eval())\n"
         "with torch.no_grad(): same = torch.equal(m(x), k.restore(copy.deepcopy(m))(x)); m(x)\n"
         "print(same, k.stats(m)['fallback_calls'], k.stats(m)['disabled'])",
-        TRITON_INTERPRET="1",
     )
     assert out == "True 2 the kernels failed: RuntimeError: no launch"
 
 
-def test_the_edit_decorates_the_class(written: Path) -> None:
+def test_the_edit_decorates_the_class(written: Path, script: Script) -> None:
     diff = (written / "model.diff").read_text()
     added = [line for line in diff.splitlines() if line.startswith("+") and not line.startswith("+++")]
     assert added == ["+from model_kernels import optimized", "+@optimized"]
     (written / "user.py").write_bytes((written / "edited.py").read_bytes())
     out = script(
-        written,
         "import user\nm = user.ScaledSilu(96).eval()\n"
         "class Sub(user.ScaledSilu): pass\n"
         "with torch.no_grad(): m(x)\n"
         "print(k.stats(m)['kernel_calls'], k.stats(Sub(96))['optimized'], user.ScaledSilu.__name__)",
-        TRITON_INTERPRET="1",
     )
     assert out == "1 False ScaledSilu"
 
@@ -264,7 +259,12 @@ def test_refusals_name_the_reason(
 
 
 def test_inputs_and_arguments_from_the_users_functions(
-    project: Path, silu_task: Task, silu_candidate: Candidate, silu_graph: Any, verdicts: Any
+    project: Path,
+    silu_task: Task,
+    silu_candidate: Candidate,
+    silu_graph: Any,
+    verdicts: Any,
+    warm_interpreting_python: WarmPython,
 ) -> None:
     text = (project / "model.py").read_text() + "\n\ndef get_init_inputs():\n    return [96]\n"
     (project / "model.py").write_text(text)
@@ -281,7 +281,7 @@ def test_inputs_and_arguments_from_the_users_functions(
     built = build_artefact(task, turn, graph_from_json(silu_graph), source, run)
     (run / built.module_name).write_bytes(built.module)
     (run / built.test_name).write_bytes(built.test)
-    done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", built.test_name], run)
+    done = warm_interpreting_python.run(["-m", "pytest", "-q", "-p", "no:cacheprovider", built.test_name], run)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -326,7 +326,9 @@ class ModelNew(nn.Module):
 
 
 @pytest.mark.parametrize("wrapped", [True, False])
-def test_a_function_is_replaced_in_place(tmp_path: Path, verdicts: Any, wrapped: bool) -> None:
+def test_a_function_is_replaced_in_place(
+    tmp_path: Path, verdicts: Any, warm_interpreting_python: WarmPython, wrapped: bool
+) -> None:
     file = tmp_path / "ops.py"
     file.write_text(FUNCTION)
     spec = TensorSpec((40, 96))
@@ -354,7 +356,7 @@ def test_a_function_is_replaced_in_place(tmp_path: Path, verdicts: Any, wrapped:
     for name, data in ((built.module_name, built.module), (built.test_name, built.test)):
         (run / name).write_bytes(data)
     (run / "edited.py").write_bytes(built.edited)
-    done = run_python(["-m", "pytest", "-q", "-p", "no:cacheprovider", built.test_name], run)
+    done = warm_interpreting_python.run(["-m", "pytest", "-q", "-p", "no:cacheprovider", built.test_name], run)
     assert done.returncode == 0, done.stdout + done.stderr
     code = (
         "import edited, torch, ops_kernels as k\n"
@@ -362,7 +364,7 @@ def test_a_function_is_replaced_in_place(tmp_path: Path, verdicts: Any, wrapped:
         "print(torch.allclose(y, torch.relu(x) * x * 2), torch.allclose(z, torch.relu(x) * x * 3))\n"
         "print(k.stats(edited.gated), k.restore(edited.gated)(x, x).shape)"
     )
-    out = run_python(["-c", code], run, TRITON_INTERPRET="1", PYTHONPATH=str(tmp_path))
+    out = warm_interpreting_python.run(["-c", code], run, PYTHONPATH=str(tmp_path))
     assert out.returncode == 0, out.stderr
     assert out.stdout.startswith("True True")
     assert "'kernel_calls': 1, 'operator_calls': 0, 'fallback_calls': 1" in out.stdout

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from warm_python import WarmPython
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -129,18 +130,23 @@ def check(interpreter, graph_of, errors):
     return run
 
 
+@pytest.fixture(scope="session")
+def compiling_python():
+    process = WarmPython("torch", "triton", "drk.gym.runner.remap", "drk.gym.runner.stub_driver")
+    yield process
+    process.close()
+
+
 @pytest.fixture
-def offline_compile(tmp_path):
+def offline_compile(tmp_path, compiling_python):
     """Compile an emitted module's launches for sm_90 in a process of its own; the kernels' figures as dicts."""
 
     def run(source, shape, dtype="float32"):
         path = tmp_path / "emitted.py"
         path.write_text(source)
         worker = Path(__file__).with_name("compile_worker.py")
-        environment = {**os.environ, "TRITON_CACHE_DIR": str(tmp_path / "cache")}
-        environment.pop("TRITON_INTERPRET", None)
-        command = [sys.executable, str(worker), str(path), json.dumps(shape), dtype]
-        answer = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+        arguments = [str(worker), str(path), json.dumps(shape), dtype]
+        answer = compiling_python.run(arguments, tmp_path, TRITON_CACHE_DIR=str(tmp_path / "cache"))
         assert answer.returncode == 0, answer.stderr[-3000:]
         return json.loads(answer.stdout)
 

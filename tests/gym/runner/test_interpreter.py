@@ -45,7 +45,7 @@ def test_installing_without_the_variable_is_refused():
         install()
 
 
-def test_an_out_of_bounds_load_kills_the_process_only(tmp_path):
+def test_an_out_of_bounds_load_kills_the_process_only(warm_interpreting_python, tmp_path):
     script = tmp_path / "out_of_bounds.py"
     script.write_text(
         "import torch, triton, triton.language as tl\n"
@@ -57,5 +57,5 @@ def test_an_out_of_bounds_load_kills_the_process_only(tmp_path):
         "    k[(1,)](torch.zeros(1))\n"
         "raise SystemExit('survived')\n"
     )
-    done = _run([str(script)], TRITON_INTERPRET="1")
+    done = warm_interpreting_python.run([str(script)])
     assert done.returncode == -signal.SIGSEGV

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from warm_python import WarmPython
 
 HEAD = """
 import json, os, socket, sys, threading
@@ -21,15 +21,23 @@ audit.watch()
 TAIL = "\nprint(json.dumps([wires.tripped(), audit.notes]))\n"
 
 
-def run(body: str, scratch: Path) -> tuple[list[str], list[str]]:
-    done = subprocess.run(
-        [sys.executable, "-c", HEAD + body + TAIL, str(scratch)], capture_output=True, text=True, check=True
-    )
-    tripped, notes = json.loads(done.stdout.splitlines()[-1])
-    return tripped, notes
+Run = Callable[[str], tuple[list[str], list[str]]]
 
 
-def test_honest_work_trips_nothing(tmp_path: Path) -> None:
+@pytest.fixture
+def run(warm_python: WarmPython, tmp_path: Path) -> Run:
+    """Run the body in a process that ends after it; return what tripped and what was noted."""
+
+    def go(body: str) -> tuple[list[str], list[str]]:
+        done = warm_python.run(["-c", HEAD + body + TAIL, str(tmp_path)])
+        assert done.returncode == 0, done.stderr
+        tripped, notes = json.loads(done.stdout.splitlines()[-1])
+        return tripped, notes
+
+    return go
+
+
+def test_honest_work_trips_nothing(run: Run) -> None:
     body = (
         "import tempfile, subprocess\n"
         "x = torch.randn(64, 64); y = torch.relu(x @ x).sum().item()\n"
@@ -37,7 +45,7 @@ def test_honest_work_trips_nothing(tmp_path: Path) -> None:
         "import statistics, decimal, sqlite3\n"
         "subprocess.run(['true'], check=True)\n"
     )
-    assert run(body, tmp_path) == ([], [])
+    assert run(body) == ([], [])
 
 
 @pytest.mark.parametrize(
@@ -54,8 +62,8 @@ def test_honest_work_trips_nothing(tmp_path: Path) -> None:
         ("lib = torch.library.Library('aten', 'IMPL'); lib.impl('relu', lambda x: x, 'CPU')", "operator aten"),
     ],
 )
-def test_tampering_trips(body: str, word: str, tmp_path: Path) -> None:
-    tripped, _ = run(body, tmp_path)
+def test_tampering_trips(run: Run, body: str, word: str) -> None:
+    tripped, _ = run(body)
     assert any(word in line for line in tripped), tripped
 
 
@@ -68,10 +76,10 @@ def test_tampering_trips(body: str, word: str, tmp_path: Path) -> None:
         ("import ctypes; ctypes.CDLL(None).kill", "C function kill"),
     ],
 )
-def test_attempts_are_noted(body: str, word: str, tmp_path: Path) -> None:
-    _, notes = run(body, tmp_path)
+def test_attempts_are_noted(run: Run, body: str, word: str) -> None:
+    _, notes = run(body)
     assert any(word in line for line in notes), notes
 
 
-def test_a_signal_to_oneself_is_no_escape(tmp_path: Path) -> None:
-    assert run("import signal; signal.signal(10, lambda *a: None); os.kill(os.getpid(), 10)", tmp_path)[1] == []
+def test_a_signal_to_oneself_is_no_escape(run: Run) -> None:
+    assert run("import signal; signal.signal(10, lambda *a: None); os.kill(os.getpid(), 10)")[1] == []
