@@ -12,6 +12,7 @@ add are trl 1.16.0, datasets 5.2.0, dill 0.4.1, multiprocess 0.70.19 and xxhash 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
 import os
 import sys
@@ -123,8 +124,14 @@ def main() -> None:
 
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     begun = time.monotonic()
-    with tempfile.TemporaryDirectory() as folder, quiet_libraries():
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        quiet_libraries(),
+        contextlib.suppress(KeyboardInterrupt),  # the steps that were made are summed up
+    ):
         train_rl(load_config("nano-cpu", overrides(options, f"{folder}/run")), report)
+    if not steps:
+        sys.exit("interrupted before the first step")
     gpu = torch.cuda.get_device_name() if torch.cuda.is_available() else None
     facts = {"gpu": gpu, "torch": torch.__version__, "transformers": transformers.__version__}
     facts |= {"policy": options.model or f"random, {options.layers} layers, width {options.width}"}
