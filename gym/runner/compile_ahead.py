@@ -12,6 +12,8 @@ choosing among configurations of kernels does not happen here but at the real ca
 
 from __future__ import annotations
 
+import contextlib
+import importlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -20,6 +22,19 @@ import torch
 
 class _Compiled(BaseException):
     """The graph is compiled. No Exception: neither user code nor the compiler is to catch it."""
+
+
+def import_compiler() -> None:
+    """Import what ``torch.compile`` needs, and have Inductor compute once what all its cache keys hold.
+
+    Seconds that need neither a module nor (but for a look at its properties) the GPU.
+    """
+    importlib.import_module("torch._dynamo")
+    importlib.import_module("torch._inductor.compile_fx")
+    codecache = importlib.import_module("torch._inductor.codecache")
+    with contextlib.suppress(AttributeError, RuntimeError):  # otherwise named elsewhere, or no device: computed later
+        codecache.torch_key()
+        codecache.CacheBase.get_system()
 
 
 def compile_ahead(module: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:

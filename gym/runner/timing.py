@@ -11,7 +11,6 @@ claim: the Judge holds it against its own clock, which spans ``go`` only.
 from __future__ import annotations
 
 import gc
-import importlib
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from drk.gym.runner import execute, structure
-from drk.gym.runner.compile_ahead import compile_ahead
+from drk.gym.runner.compile_ahead import compile_ahead, import_compiler
 from drk.gym.runner.execute import CallOptions
 from drk.gym.runner.sampling import shrink
 from drk.gym.runner.training_step import Stepped, TrainingStep
@@ -53,8 +52,7 @@ class Timer:
 
     def import_compiler(self, _message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Import what ``torch.compile`` needs, which takes seconds and neither the module nor the GPU."""
-        importlib.import_module("torch._dynamo")
-        importlib.import_module("torch._inductor.compile_fx")
+        import_compiler()
         return {}
 
     def compile(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from torch._dynamo.utils import counters
-from torch._inductor import config
+from torch._inductor import codecache, config
 
-from drk.gym.runner.compile_ahead import compile_ahead
+from drk.gym.runner.compile_ahead import compile_ahead, import_compiler
 
 
 class Product(torch.nn.Module):
@@ -29,6 +29,20 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path / "inductor"))
     torch._dynamo.reset()
     counters.clear()
+
+
+def test_what_every_cache_key_holds_is_computed_before_there_is_a_module(monkeypatch: pytest.MonkeyPatch) -> None:
+    import_compiler()  # both are there in the PyTorch at hand
+    called: list[str] = []
+
+    def no_device() -> None:
+        called.append("system")
+        raise RuntimeError("no device")
+
+    monkeypatch.setattr(codecache, "torch_key", lambda: called.append("torch"))
+    monkeypatch.setattr(codecache.CacheBase, "get_system", staticmethod(no_device))
+    import_compiler()
+    assert called == ["torch", "system"]
 
 
 @pytest.mark.usefixtures("cache")
