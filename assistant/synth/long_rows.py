@@ -5,7 +5,10 @@ keeps an accumulator per lane and reduces the lanes at its end; values of full s
 behind the first read the row from the L2 cache. A maximum and its sums of exponentials take one loop together
 (:mod:`drk.assistant.synth.online`). Each loop goes over the whole blocks without column masks, then over what is left.
 
-Left out: rows whose elements lie apart in memory (several of them in registers, or pieces), and few rows (pieces).
+Where rows lie next to each other in memory and one walk does (a sum or maximum over a middle dimension), a program
+takes as many rows as fill whole cache lines, and lanes run along them.
+
+Left out: other rows whose elements lie apart in memory (several in registers, or pieces), and few rows (pieces).
 """
 
 from __future__ import annotations
@@ -16,7 +19,7 @@ from dataclasses import dataclass
 
 from drk.assistant.synth import online
 from drk.assistant.synth.body import Body, KernelText
-from drk.assistant.synth.domain import Operand, index_lines
+from drk.assistant.synth.domain import Group, Operand, fold, index_lines
 from drk.assistant.synth.expression import scalar_flops
 from drk.assistant.synth.frames import transposed
 from drk.assistant.synth.launcher import (
@@ -33,6 +36,7 @@ from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.reducers import begin_lines, row_lines, twin_of, update_lines
 from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.assistant.synth.split_reduction import Pass, passes_of
+from drk.assistant.synth.split_walk import Walk, rows_walk, steady_rows
 from drk.gym.graph import Node, TensorMeta
 
 MAX_REGISTERS = 64
@@ -41,6 +45,16 @@ MAX_ELEMENTS = 32
 """Most elements of one row that a thread holds."""
 MAX_ELEMENTS_READ_ONCE = 16
 """The same for rows that a walk would read once as well: there is nothing to be gained by holding them."""
+LEAST_WALK = 64
+"""Shortest rows beside each other that are walked; shorter ones are held."""
+LINES = 32
+"""Fewest rows of a program where rows lie next to each other: a cache line of float32."""
+WIDE = 256
+"""Most of them."""
+PROGRAMS = 512
+"""Programs at which such rows aim: about four for each multiprocessor."""
+LEAST_PROGRAMS = 256
+"""Fewest of them."""
 THREADS = 512
 """Threads of the largest program of a row kernel: 16 warps."""
 HEAVY = 48
@@ -51,9 +65,9 @@ WIDTHS = (2048, 1024, 512, 256)
 
 def fits_registers(region: Region) -> bool:
     """Whether a program of 16 warps should hold a row of ``region`` and what is made of it in registers."""
-    if any(transposed(item, region.columns) for item in region.inputs):
-        return True
     edge = len(region.shape) - region.columns
+    if any(transposed(item, region.columns) for item in region.inputs):
+        return not beside_each_other(region)
     n_cols = 1 << max(0, math.prod(region.shape[edge:]) - 1).bit_length()
     walks = sum(item.walks for item in passes_of(region, online_groups(region.nodes)))
     wasteful = n_cols >= 2 * WIDTHS[-1] and 4 * n_cols > 5 * math.prod(region.shape[edge:])
@@ -61,6 +75,26 @@ def fits_registers(region: Region) -> bool:
         return False
     most = MAX_ELEMENTS if walks > 1 else MAX_ELEMENTS_READ_ONCE
     return n_cols <= most * THREADS and n_cols * live_rows(region) <= MAX_REGISTERS * THREADS
+
+
+def beside_each_other(region: Region) -> bool:
+    """Whether rows lie next to each other in memory, several cache lines of them, and one walk is all they need."""
+    edge = len(region.shape) - region.columns
+    if math.prod(region.shape[edge:]) < LEAST_WALK or region.gathers or region.positions:
+        return False
+    full = [item for item in region.inputs if any(item.varies[edge:])]
+    groups = fold(region.shape, region.columns, [*region.inputs, *region.outputs]).rows
+    if not groups or not all(transposed(item, region.columns) and _unit_along(item, groups[-1]) for item in full):
+        return False
+    inner = math.prod(region.shape[dim] for dim in groups[-1].dims)
+    many = inner >= LINES and math.prod(region.shape[:edge]) >= LINES * LEAST_PROGRAMS
+    return many and sum(item.walks for item in passes_of(region)) == 1
+
+
+def _unit_along(operand: Operand, group: Group) -> bool:
+    """Whether an operand's elements are neighbours along the last dimension of ``group`` that it has."""
+    axes = [axis for dim in group.dims if operand.varies[dim] and (axis := operand.axes[dim]) is not None]
+    return bool(axes) and operand.meta.strides[axes[-1]] == 1
 
 
 def is_heavy(region: Region) -> bool:
@@ -120,6 +154,8 @@ def write_long_rows(
 ) -> KernelText:
     """Return kernel and launcher of a row region in loops; ``owned`` values are known to be contiguous."""
     body = Body(region, names, metas, two_dimensional=True)
+    walk = rows_walk(body) if beside_each_other(region) else Walk()
+    body.steady = steady_rows(body, walk)
     groups = online_groups(region.nodes)
     loops = _Loops(tuple(passes_of(region, groups)), groups)
     return row_blocks(
@@ -127,19 +163,18 @@ def write_long_rows(
         name,
         names,
         "Rows in blocks of columns, by one program each:",
-        lambda own: _kernel_lines(own, loops),
-        lambda values: _launch_lines(body, name, values, owned, block),
+        lambda own: _kernel_lines(own, loops, walk),
+        lambda values: _launch_lines(body, name, values, owned, block, walk),
+        ("n_rows", "n_cols", *(("inner_rows", "row_tiles") if walk.rows else ())),
     )
 
 
-def _kernel_lines(body: Body, loops: _Loops) -> list[str]:
+def _kernel_lines(body: Body, loops: _Loops, walk: Walk) -> list[str]:
     region = body.region
     edge = len(region.shape) - region.columns
     flat = [item for item in region.inputs if not any(item.varies[edge:])]
     lines = [
-        "rows = tl.program_id(0).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
-        "row_mask = rows[:, None] < n_rows",
-        *index_lines(body.domain.rows, "rows"),
+        *walk.row_lines(body, "tl.program_id(0)"),
         *body.loads(flat),
         "whole = n_cols // BLOCK_N * BLOCK_N",
     ]
@@ -182,27 +217,43 @@ def _walk_lines(body: Body, loops: _Loops, item: Pass, stored: Sequence[Operand]
     ]
 
 
-def _launch_lines(body: Body, name: str, values: list[str], owned: frozenset[str], block: Block) -> list[str]:
+def _launch_lines(
+    body: Body, name: str, values: list[str], owned: frozenset[str], block: Block, walk: Walk
+) -> list[str]:
+    warps = block.elements // block.per_warp
     elements, width = 2 * block.elements, f"min({2 * block.elements}, triton.next_power_of_2(n_cols))"
-    if is_heavy(body.region):
-        elements, width = block.elements, f"min({WIDTHS}, key=lambda width: triton.cdiv(n_cols, width) * width)"
+    sides = [f"block_n = {width}", f"block_m = max(1, {elements} // block_n)"]
+    if beside_each_other(body.region):
+        warps = 8
+        sides = [
+            *(walk.inner_row_lines(body) if walk.rows else []),
+            f"block_m = min({WIDE}, max({LINES}, triton.next_power_of_2(n_rows // {PROGRAMS})))",
+            *(["block_m = min(block_m, triton.next_power_of_2(inner_rows))"] if walk.rows else []),
+            f"block_n = {_beside_elements(body.region)} // block_m",
+            *(["row_tiles = triton.cdiv(inner_rows, block_m)"] if walk.rows else []),
+        ]
+    elif is_heavy(body.region):
+        width = f"min({WIDTHS}, key=lambda width: triton.cdiv(n_cols, width) * width)"
+        sides = [f"block_n = {width}", f"block_m = max(1, {block.elements} // block_n)"]
     return [
         *layout_lines(body, owned),
         *allocation_lines(body),
         *row_size_lines(body),
         index_type_line(body),
-        f"block_n = {width}",
-        f"block_m = max(1, {elements} // block_n)",
+        *sides,
         *call_lines(
             f"{name}_kernel",
-            "(triton.cdiv(n_rows, block_m),)",
+            "(row_tiles * (n_rows // inner_rows),)" if walk.rows else "(triton.cdiv(n_rows, block_m),)",
             values,
-            [
-                "INDEX=index_type",
-                "BLOCK_M=block_m",
-                "BLOCK_N=block_n",
-                f"num_warps={block.elements // block.per_warp}",
-            ],
+            ["INDEX=index_type", "BLOCK_M=block_m", "BLOCK_N=block_n", f"num_warps={warps}"],
         ),
         result_line(body),
     ]
+
+
+def _beside_elements(region: Region) -> int:
+    """Elements of a tile: 16 a thread of 8 warps, or 8 where many accumulators and inputs want registers."""
+    edge = len(region.shape) - region.columns
+    kept = sum(1 + (node.bare_op in {"argmax", "argmin", "var"}) for node in region.nodes if node.bare_op in REDUCTIONS)
+    read = sum(any(item.varies[edge:]) for item in region.inputs)
+    return 4096 if kept + read <= 2 else 2048

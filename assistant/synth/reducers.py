@@ -6,8 +6,8 @@ parts (``combine``). Variances are two-pass where the row is in registers. In pi
 the mean of the piece's first tile and of their squares (a shift near the mean leaves nothing to cancel), with the parts
 combined as Chan, Golub and LeVeque have it; sums are trees. A maximum with a NaN is NaN, as in PyTorch.
 
-Honest limit: for ``argmax`` and ``argmin`` a NaN counts as an infinity, so a row that holds both gives the first of
-them.
+Honest limit: for ``argmax`` and ``argmin`` of rows in registers a NaN counts as an infinity, so a row that holds both
+gives the first of them.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from drk.assistant.synth.body import Body, tidy
 from drk.gym.graph import Node
 
 _EDGES = {"amax": 'float("-inf")', "amin": 'float("inf")', "argmax": 'float("-inf")', "argmin": 'float("inf")'}
+_TWINS = {"mean": "var", "var": "var", "amax": "argmax", "amin": "argmin"}
 _FAR = 2**31 - 1
 
 
 def twin_of(node: Node, nodes: Sequence[Node]) -> Node | None:
-    """The variance among ``nodes`` whose parts ``node`` shares: that of what it averages, or its first variance."""
-    if node.bare_op not in {"mean", "var"}:
+    """The node among ``nodes`` whose parts ``node`` shares.
+
+    For a mean or variance that is the (first) variance of the same values, for a maximum their ``argmax``.
+    """
+    if node.bare_op not in _TWINS:
         return None
-    found = next((other for other in nodes if other.bare_op == "var" and other.args[0] == node.args[0]), None)
+    wanted = _TWINS[node.bare_op]
+    found = next((other for other in nodes if other.bare_op == wanted and other.args[0] == node.args[0]), None)
     return found if found is not None and found.name != node.name else None
 
 
@@ -60,7 +65,7 @@ def whole_lines(body: Body, node: Node) -> list[str]:
         return _extreme_lines(body, node, name, source)
     if node.bare_op in {"argmax", "argmin"}:
         key = f"{name}_key"
-        return [f"{key} = {_masked(node, _ordered(node, source))}", *_place_lines(node, name, key, "cols[None, :]")]
+        return [f"{key} = {_masked(node, _ordered(node, source))}", *_place_lines(node, name, key)]
     if node.bare_op == "prod":
         return [f"{name} = tl.reduce(tl.where(col_mask, {tidy(source)}, 1.0), 1, multiplied)[:, None]"]
     total = f"tl.sum(tl.where(col_mask, {tidy(source)}, 0.0), axis=1)[:, None]"
@@ -80,13 +85,12 @@ def _ordered(node: Node, source: str) -> str:
     return f'tl.where({source} != {source}, float("{"inf" if node.bare_op == "argmax" else "-inf"}"), {source})'
 
 
-def _place_lines(node: Node, name: str, key: str, columns: str) -> list[str]:
+def _place_lines(node: Node, name: str, key: str) -> list[str]:
     """First column whose key is the row's best."""
     reduce = "max" if node.bare_op == "argmax" else "min"
-    here = f"({key} == {name}_top) & col_mask" if columns == "cols[None, :]" else f"{key} == {name}_top"
     return [
         f"{name}_top = tl.{reduce}({key}, axis=1)[:, None]",
-        f"{name} = tl.min(tl.where({here}, {columns}, {_FAR}), axis=1)[:, None]",
+        f"{name} = tl.min(tl.where(({key} == {name}_top) & col_mask, cols[None, :], {_FAR}), axis=1)[:, None]",
     ]
 
 
@@ -157,11 +161,11 @@ def update_lines(body: Body, node: Node, first: str) -> list[str]:
             f"{name}_squares += {name}_apart * {name}_apart",
         ]
     if node.bare_op in {"argmax", "argmin"}:
-        sign = ">" if node.bare_op == "argmax" else "<"
-        better = f"col_mask & (({name}_key {sign} {name}_best) | ({name}_place == {_FAR}))"
+        sign = "<=" if node.bare_op == "argmax" else ">="
+        better = f"(({name}_key {sign} {name}_best) == 0) & ({name}_best == {name}_best) & col_mask"
         return [
-            f"{name}_key = {tidy(_ordered(node, source))}",
-            f"{name}_better = {better}",
+            f"{name}_key = {tidy(source)}",
+            f"{name}_better = {better}  # NaN wins",
             f"{name}_best = tl.where({name}_better, {name}_key, {name}_best)",
             f"{name}_place = tl.where({name}_better, cols[None, :].to(tl.int32), {name}_place)",
         ]
@@ -197,13 +201,25 @@ def _lanes_lines(node: Node, name: str) -> list[str]:
             f"{name}_spread_row = tl.maximum({name}_spread_row, 0.0, propagate_nan=tl.PropagateNan.ALL)",
         ]
     if node.bare_op in {"argmax", "argmin"}:
-        reduce = "max" if node.bare_op == "argmax" else "min"
-        return [
-            f"{name}_best_row = tl.{reduce}({name}_best, axis=1)[:, None]",
-            f"{name}_first = tl.where({name}_best == {name}_best_row, {name}_place, {_FAR})",
-            f"{name}_place_row = tl.min({name}_first, axis=1)[:, None]",
-        ]
+        return _first_best_lines(node, name)
     return _reduced_lines(node, f"{name}_part_row", f"{name}_part")
+
+
+def _first_best_lines(node: Node, name: str) -> list[str]:
+    """The best of lanes or parts and its first place, which stays far away where nothing is better than an infinity."""
+    reduce = "max" if node.bare_op == "argmax" else "min"
+    here = f"tl.where({name}_unordered > 0, {name}_best != {name}_best, {name}_best == {name}_best_row)"
+    return [
+        f"{name}_unordered = tl.max(({name}_best != {name}_best).to(tl.int32), axis=1)[:, None]",
+        f"{name}_best_row = tl.{reduce}({name}_best, axis=1)[:, None]",
+        f"{name}_place_row = tl.min(tl.where({here}, {name}_place, {_FAR}), axis=1)[:, None]",
+        f'{name}_best_row = tl.where({name}_unordered > 0, float("nan"), {name}_best_row)',
+    ]
+
+
+def _place_text(name: str) -> str:
+    """The first place of a row's best; all of a row of infinities are equal."""
+    return f"tl.where({name}_place_row == {_FAR}, 0, {name}_place_row)"
 
 
 def _reduced_lines(node: Node, result: str, parts: str) -> list[str]:
@@ -226,14 +242,15 @@ def row_lines(body: Body, node: Node) -> list[str]:
     A node with a twin takes what the twin's own lines, which must stand before, have made.
     """
     name, twin = body.names[node.name], twin_of(node, body.region.nodes)
-    if twin is not None and node.bare_op == "mean":
-        return [f"{name} = {body.names[twin.name]}_mean_row"]
+    if twin is not None and node.bare_op != "var":
+        kept = "mean" if node.bare_op == "mean" else "best"
+        return [f"{name} = {body.names[twin.name]}_{kept}_row"]
     if node.bare_op == "var":
         made = [] if twin is not None else ["seen = tl.zeros((BLOCK_M, 1), dtype=tl.float32) + n_cols"]
         made += [] if twin is not None else _lanes_lines(node, name)
         return [*made, f"{name} = {body.names[(twin or node).name]}_spread_row / {_count(node)}"]
     if node.bare_op in {"argmax", "argmin"}:
-        return [*_lanes_lines(node, name), f"{name} = {name}_place_row"]
+        return [*_lanes_lines(node, name), f"{name} = {_place_text(name)}"]
     lines = _reduced_lines(node, name, f"{name}_part")
     return [*lines, f"{name} = {name} / n_cols"] if node.bare_op == "mean" else lines
 
@@ -247,6 +264,8 @@ def combine_lines(body: Body, node: Node) -> list[str]:
     twin = twin_of(node, body.region.nodes)
     if twin is not None and op == "mean":
         return [f"{name} = {body.names[twin.name]}_centre"]
+    if twin is not None and op != "var":
+        return [f"{name} = {body.names[twin.name]}_best_row"]
     if twin is not None:
         return [f"{name} = tl.sum({body.names[twin.name]}_spread, axis=1)[:, None] / {_count(node)}"]
     edge = _EDGES.get(op, "1.0" if op == "prod" else "0.0")
@@ -266,6 +285,6 @@ def combine_lines(body: Body, node: Node) -> list[str]:
             f"{name} = tl.sum({name}_spread, axis=1)[:, None] / {_count(node)}",
         ]
     if op in {"argmax", "argmin"}:
-        return [*lines, *_place_lines(node, name, f"{name}_best", f"{name}_place")]
+        return [*lines, *_first_best_lines(node, name), f"{name} = {_place_text(name)}"]
     lines += _reduced_lines(node, name, f"{name}_part")
     return [*lines, f"{name} = {name} / n_cols"] if op == "mean" else lines

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from modules import Each, Function
 from torch import nn
 
-from drk.assistant.synth import long_rows
+from drk.assistant.synth import long_rows, regions
 from drk.assistant.synth.propose import compile_graph, variants
 
 INFINITE, NAN = float("inf"), float("nan")
@@ -231,3 +231,39 @@ def test_long_rows_compile_for_hopper(graph_of, offline_compile):
         rows = offline_compile(compile_graph(graph, variant).source, [300, 33_000])
         assert len(rows) == 1
         assert all(row["fits"] and row["spill_bytes"] == 0 for row in rows)
+
+
+@pytest.fixture
+def few_lines(monkeypatch):
+    """Rows beside each other are walked from a few on, so that small tensors show it."""
+    monkeypatch.setattr(long_rows, "LEAST_PROGRAMS", 1)
+    monkeypatch.setattr(long_rows, "LEAST_WALK", 9)
+    monkeypatch.setattr(long_rows, "PROGRAMS", 2)
+
+
+def test_rows_beside_each_other_are_walked(check, few_lines):
+    def several(_, x):
+        return (x * 2).sum(1) + 1, x.mean(1, keepdim=True), x.amin(1), x.var(1), x.prod(1), x.sigmoid() * 2
+
+    calls = [[torch.randn(1, 9, 5, 9)], [torch.randn(2, 40, 3, 40)]]
+    compiled = check(Function(several), torch.randn(3, 21, 7, 9), calls=calls)
+    assert "outer_row" in compiled.source and "for start in range" in compiled.source
+    check(Function(lambda _, x: x.sum(0)), torch.randn(70, 70), calls=[[torch.randn(9, 1)]])
+    check(Function(lambda _, x: x.half().sum(1)), torch.randn(2, 70, 45))
+
+
+@pytest.mark.parametrize("walked", [True, False])
+def test_maxima_with_their_places(interpreter, graph_of, few_lines, monkeypatch, walked):
+    """In walks and in pieces: the first of equal ones, NaN before all, infinities."""
+    if not walked:
+        monkeypatch.setattr(regions, "MAX_TRANSPOSED", 9)
+    module = Function(lambda _, x: (*torch.max(x, 1), *torch.min(x, 1), x.argmax(1, keepdim=True) * 2))
+    x = torch.randint(0, 9, (3, 21, 50)).float()
+    x[0, :, 1], x[1, :, 2], x[0, 5:, 3] = float("-inf"), float("inf"), float("-inf")
+    x[0, 4, 4], x[0, 9, 4], x[2, 20, 5], x[2, 3, 5] = float("nan"), float("nan"), float("nan"), float("inf")
+    graph = graph_of(module, x)
+    source = compile_graph(graph, variants(graph)[0]).source
+    assert ("_pass1_kernel" in source) == (not walked)
+    (outputs,) = interpreter.run(source, {}, [[x]])
+    for got, expected in zip(outputs, module(x), strict=True):
+        torch.testing.assert_close(got, expected, equal_nan=True)
