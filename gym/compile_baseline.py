@@ -67,6 +67,7 @@ class CompileBaseline:
         self._session = session
         self._turns = turns
         self._compiling = compiling or asyncio.Semaphore(compilers())
+        self.compiled_ahead = False
         self._lock = asyncio.Lock()
         self._ahead: asyncio.Task[tuple[RunnerHandle, dict[str, Any]] | None] | None = None
         self._own: RunnerHandle | None = None
@@ -112,7 +113,8 @@ class CompileBaseline:
                 return None
             async with self._compiling:
                 limit_s = 2 * limits.compile_s
-                await handle.call("compile", limit_s, key=secrets.randbits(62))  # what fails, fails again below
+                compiled = await handle.call("compile", limit_s, key=secrets.randbits(62))
+                self.compiled_ahead = compiled.get("compiled") is True  # what fails, fails again below
             async with self._turns.sharing():
                 answer = await self._warm(handle)
         except (HostError, OSError):

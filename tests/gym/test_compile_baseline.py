@@ -83,6 +83,7 @@ async def test_it_is_made_ahead_while_the_reference_answers_others(baseline: Com
         assert await baseline.ready() == (own, own.answers["warm"])
     assert session.handle.asked == []
     assert (await baseline.ready())[0] is own
+    assert baseline.compiled_ahead
     await baseline.close()
     assert own.closed
 

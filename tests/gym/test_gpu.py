@@ -73,6 +73,7 @@ def test_who_looks_at_a_task_finds_its_compiled_baseline_ready() -> None:
             assert session.baseline is not None
             handle, answer = await session.baseline.ready()
             assert answer["ok"] and handle is not session.handle
+            assert session.baseline.compiled_ahead
             both = [gym.evaluate(TASK, Candidate(candidate(text))) for text in ("return root(x)", "return root(x) * 1")]
             for verdict in await asyncio.gather(*both):
                 assert verdict.accepted and verdict.speedups is not None and verdict.speedups.compile is not None
