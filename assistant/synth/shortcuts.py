@@ -4,8 +4,11 @@
   error of 2**-24 is as good as a relative one. Its argument needs no splitting.
 - Such an exponential divided by its row's sum, which is at least 1, is multiplied by the sum's inverse: one division
   for a row instead of one for each element.
-- So is what is divided by one number for many elements (a row's norm, a channel's scale), and a division by a constant
-  is a multiplication, as in PyTorch's own kernels: one more rounding, where IEEE division takes a dozen instructions.
+- What is divided by one number for many elements (a row's norm, a channel's scale) is multiplied by its inverse, and
+  a division by a constant is a multiplication, as in PyTorch's own kernels: one more rounding, where IEEE division
+  takes a dozen instructions.
+- The logarithm of a softmax is the value less its row's maximum and less the sum's logarithm, one for a row. It stays
+  finite where the softmax itself is below float32's range.
 - Results that torch rounds to 16 bits hide what the short forms of exponentials and quotients leave out.
 
 Left out: forms that depend on the values' range otherwise. The inverse of a denormal divisor is infinite.
@@ -36,6 +39,8 @@ def shortcut(
     halves = {node.meta.dtype, *(metas[name].dtype for name in node.inputs())} <= HALVES
     if node.bare_op == "div":
         return _quotient(node, metas, text, halves=halves)
+    if node.bare_op == "log":
+        return _log_of_softmax(node, made, text)
     if is_weight(node, made):
         return f"short_exp({text(node.args[0], 'float')})"
     if halves and node.bare_op == "gelu" and "tanh" in {*node.args[1:], *node.kwargs.values()}:
@@ -57,6 +62,19 @@ def _quotient(
     if fewer and isinstance(top, Ref) and math.prod(metas[top.name].shape) == math.prod(node.meta.shape):
         return f"{text(top, 'float')} * tl.div_rn(1.0, {text(bottom, 'float')})"
     return f"{text(top, 'float')} / {text(bottom, 'float')}" if halves else None
+
+
+def _log_of_softmax(node: Node, made: Mapping[str, Node], text: Callable[[Any, str], str]) -> str | None:
+    """``log(e / sum(e))`` with ``e = exp(y)``, ``y`` being values less their row's maximum: ``y - log(sum(e))``."""
+    share = _made(node.args[0], made)
+    if share is None or share.bare_op != "div" or share.kwargs or share.meta.dtype != "float32":
+        return None
+    power, total = _made(share.args[0], made), _made(share.args[1], made)
+    if power is None or total is None or total.bare_op != "sum" or total.args[0] != Ref(power.name):
+        return None
+    if not is_weight(power, made) or len(total.meta.shape) != len(share.meta.shape):
+        return None
+    return f"{text(power.args[0], 'float')} - tl.log({text(share.args[1], 'float')})"
 
 
 def is_weight(node: Node, made: Mapping[str, Node]) -> bool:

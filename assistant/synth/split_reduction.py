@@ -242,13 +242,16 @@ def _size_lines(body: Body, owned: frozenset[str], walk: Walk, block: Block) -> 
         " * ".join(text for group in groups if (text := group_size_text(group, operands, names)) != "1") or "1"
         for groups in (body.domain.rows, body.domain.cols)
     )
+    # A thread holds 16 elements of one input or 8 of each of several: registers for all programs at once.
+    edge = len(body.region.shape) - body.region.columns
+    several = sum(any(item.varies[edge:]) for item in operands) > 1
     return [
         *layout_lines(body, owned),
         *allocation_lines(body),
         f"n_rows = {n_rows}",
         f"n_cols = {n_cols}",
         index_type_line(body),
-        *walk.launch_lines(body, max(4096, block.elements)),
+        *walk.launch_lines(body, max(2048 if several and not walk.rows else 4096, block.elements)),
     ]
 
 

@@ -19,8 +19,13 @@ from drk.assistant.synth.body import Body
 from drk.assistant.synth.domain import Group, group_size_text, index_lines
 from drk.assistant.synth.frames import transposed
 
-PROGRAMS = 1056
-"""Programs that a level aims at: eight for each multiprocessor of the largest Hopper GPU."""
+PROGRAMS = 528
+"""Programs that a level aims at: four for each multiprocessor of the largest Hopper GPU, all of them at once there.
+
+A few more than fit would keep most of the device waiting for the last ones.
+"""
+TALL_PROGRAMS = 1056
+"""The same where tiles have many rows."""
 LEAST_INNER = 192
 """Shortest innermost group of columns inside which tiles are laid out."""
 LONG_INNER = 512
@@ -121,7 +126,8 @@ class Walk:
             lines += ["col_tiles = triton.cdiv(inner_cols, block_n)", "n_tiles = col_tiles * (n_cols // inner_cols)"]
         else:
             lines.append("tiles_n = triton.cdiv(n_cols, block_n)")
-        lines.append(f"wanted = min({tiles}, 8192 // block_m, max(1, {PROGRAMS} // max(1, tiles_m)))")
+        programs = TALL_PROGRAMS if self.rows else PROGRAMS
+        lines.append(f"wanted = min({tiles}, 8192 // block_m, max(1, {programs} // max(1, tiles_m)))")
         if self.cols:
             return [
                 *lines, "piece_tiles = triton.cdiv(n_tiles, wanted)", "n_pieces = triton.cdiv(n_tiles, piece_tiles)"
