@@ -191,12 +191,15 @@ async def evaluate(
         stop: when set, samples under way end; what was judged is kept.
 
     Raises:
+        HostError: the gym failed at every problem.
         UsageError: another process works on one of the runs.
     """
     work = _Work(plan, folder, gym, proposer, tell, stop or asyncio.Event())
     began = time.monotonic()
     results = await asyncio.gather(*(work.problem(problem) for problem in plan.problems))
     samples = tuple(sample for group in results for sample in group)
+    if work.host_errors and not (work.families or work.unusable or work.stop.is_set()):
+        raise work.host_errors[0]
     unusable = {**plan.unusable, **work.unusable}
     return EvalResult(samples, work.families, unusable, time.monotonic() - began, work.stop.is_set())
 
@@ -216,6 +219,7 @@ class _Work:
         self.stop = stop
         self.families: dict[str, str] = {}
         self.unusable: dict[str, str] = {}
+        self.host_errors: list[HostError] = []
         self._plan = plan
         self._folder = folder
         self._gym = gym
@@ -246,6 +250,7 @@ class _Work:
                 spent = f"looking at the reference took all of the {self._plan.max_time_s:g} s"
                 return self._faulty(problem, "interrupted" if self.stop.is_set() else spent)
             except HostError as error:
+                self.host_errors.append(error)
                 return self._faulty(problem, error.message)
             look_s = time.monotonic() - began
         self.families[problem.name] = family_of(graph, problem.task.files[problem.task.entry])

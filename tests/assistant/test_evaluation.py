@@ -473,14 +473,19 @@ async def test_a_host_that_fails_at_one_problem_does_not_end_the_others(
     suite: Path, tmp_path: Path, verdicts: Any
 ) -> None:
     class Failing(Scripted):
+        failing: ClassVar[list[str]] = ["level1.p1"]
+
         async def inspect(self, task: Task) -> Any:
-            if task.name == "level1.p1":
+            if task.name in self.failing:
                 raise HostError("the reference's process misbehaved")
 
     result = await evaluate(plan_of(suite, turns=1), tmp_path / "out", Failing(STEPS, verdicts), Ordered())
     data = report(plan_of(suite), result, {}, measured=True)
     assert (data["status"], data["counts"]["not_judged"], data["counts"]["samples"]) == ("partial", 1, 4)
     assert "the reference's process misbehaved" in report_text(data)
+    Failing.failing += ["level1.p0", "level2.p2", "level2.p3"]  # a gym that is down
+    with pytest.raises(HostError, match="misbehaved"):
+        await evaluate(plan_of(suite, turns=1), tmp_path / "down", Failing(STEPS, verdicts), Ordered())
 
 
 async def test_the_time_to_the_first_win_is_told(suite: Path, tmp_path: Path, verdicts: Any) -> None:
