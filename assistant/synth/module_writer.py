@@ -27,11 +27,13 @@ from drk.assistant.synth.graphed import ATTRIBUTE, IMPORTS, METHOD, graphed_call
 from drk.assistant.synth.launch import launch_parts
 from drk.assistant.synth.size_constants import size_constants
 from drk.assistant.synth.torch_source import torch_call
-from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State, references
+from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State, Symbol, references
 
 _WEIGHTS = ("parameter", "buffer")
 _RESHAPING = frozenset({"reshape", "view", "_unsafe_view", "unsqueeze", "flatten"})
 """Operators whose result, for contiguous tensors, lies where their input does, in the same order."""
+_CHANNELS_LAST_ROW = "dimension 1 innermost"
+"""Stands for the layout of a 1-D convolution's weights, which PyTorch has no memory format for."""
 
 
 class UnsupportedGraph(Exception):
@@ -121,12 +123,23 @@ def _init(graph: Graph, *, graphed: bool) -> str:
 
 
 def _memory_formats(graph: Graph) -> dict[str, str]:
-    """Memory format by state key, for weights that forward reads in another layout: they are kept in it."""
+    """Layout by state key, for weights that forward reads in another layout: they are kept in it."""
     paths = {item.name: item.path for item in graph.placeholders if item.kind in _WEIGHTS}
+    rows = {
+        node.name: node.args[0].name
+        for node in graph.nodes
+        if node.bare_op == "unsqueeze"
+        and node.args[0].name in paths
+        and node.args[1] == 2
+        and len(node.meta.shape) == 4
+    }
     found: dict[str, str] = {}
     for node in graph.nodes:
-        if node.bare_op == "contiguous" and isinstance(node.args[0], Ref) and node.args[0].name in paths:
-            found[paths[node.args[0].name]] = f", memory_format=torch.{node.kwargs['memory_format'].name}"
+        source = node.args[0].name if node.bare_op == "contiguous" and isinstance(node.args[0], Ref) else ""
+        if source in paths:
+            found[paths[source]] = f", memory_format=torch.{node.kwargs['memory_format'].name}"
+        elif source in rows and node.kwargs.get("memory_format") == Symbol("memory_format", "channels_last"):
+            found[paths[rows[source]]] = _CHANNELS_LAST_ROW
     return found
 
 
@@ -135,7 +148,11 @@ def _declaration(item: State, memory_format: str = "") -> str:
         getter = "get_parameter" if item.kind == "parameter" else "get_buffer"
         return f'declare(self, "{item.key}", self.{getter}("{item.alias_of}"))'
     shape = f"({', '.join(str(size) for size in item.meta.shape)}{',' if len(item.meta.shape) == 1 else ''})"
-    make = f"torch.empty({shape}, dtype=torch.{item.meta.dtype}{memory_format})"
+    dtype = f"dtype=torch.{item.meta.dtype}"
+    make = f"torch.empty({shape}, {dtype}{memory_format})"
+    if memory_format == _CHANNELS_LAST_ROW:
+        outer, middle, inner = item.meta.shape
+        make = f"torch.empty({(outer, inner, middle)!r}, {dtype}).transpose(1, 2)"
     if item.kind == "parameter":
         grad = "" if item.requires_grad else ", requires_grad=False"
         return f'declare(self, "{item.key}", torch.nn.Parameter({make}{grad}))'

@@ -21,6 +21,7 @@ from drk.assistant.synth.mapped_region import with_views
 from drk.assistant.synth.recompute import planned_with_recomputing
 from drk.assistant.synth.regions import Region, Rules
 from drk.assistant.synth.rewrites import rewrite
+from drk.assistant.synth.row_images import rows_as_images
 from drk.assistant.synth.view_order import views_first
 from drk.gym.graph import Graph
 
@@ -40,7 +41,8 @@ class Plan:
 def plan_graph(graph: Graph, rules: Rules, *, channels_last: bool = False) -> Plan:
     """Return ``graph`` rewritten and planned under ``rules``; convolutions in channels-last layout where asked for."""
     thin = thin_products(graph)
-    rewritten = rewrite(without_conv_bias(thin), by_channel=True, channels_last=channels_last)
+    images = rows_as_images(thin) if channels_last else thin
+    rewritten = rewrite(without_conv_bias(images), by_channel=True, channels_last=channels_last)
     if channels_last:
         rewritten = in_channels_last(rewritten)
     if rules.row and rules.views:
