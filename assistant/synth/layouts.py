@@ -111,6 +111,31 @@ def adds_large_bias(nodes: Sequence[Node], metas: Mapping[str, TensorMeta]) -> b
     return not others and node.bare_op == "add" and len(sizes) == 2 and sizes[0] < sizes[1] and sizes[1] >= LARGE
 
 
+def only_products(graph: Graph) -> bool:
+    """Whether all convolutions are matrix products over channels of row-major float32 images.
+
+    The library multiplies those as they lie; channels-last they would be copied on the way in and out, which costs as
+    much as the product does.
+    """
+    metas = graph.metas()
+    found = [node for node in graph.nodes if is_convolution(node)]
+    return bool(found) and all(_is_product(node, metas) for node in found)
+
+
+def _is_product(node: Node, metas: Mapping[str, TensorMeta]) -> bool:
+    """Whether a convolution has windows of one element, next to each other, and one group."""
+    if not node.op.startswith("aten.conv") or "transpose" in node.op or not isinstance(node.args[1], Ref):
+        return False
+    given: list[Any] = [*node.args[2:], *(None, 1, 0, 1, 1)[len(node.args) - 2 :]]
+    _bias, stride, padding, _dilation, groups = given
+    source = metas.get(node.args[0].name) if isinstance(node.args[0], Ref) else None
+    if source is None or is_channels_last(source) or node.meta.dtype != "float32" or node.bare_op == "convolution":
+        return False
+    numbers = [(stride, 1), (padding, 0), (groups, 1)]
+    plain = all({*(item if isinstance(item, tuple) else (item,))} == {wanted} for item, wanted in numbers)
+    return plain and {*metas[node.args[1].name].shape[2:]} == {1}
+
+
 def channels_last(graph: Graph) -> Graph:
     """Return the graph with 2-D and 3-D convolutions in channels-last layout; without any, the graph itself."""
     if not any(_wants_layout(node) for node in graph.nodes):

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from drk.assistant.synth.depthwise_layout import row_major_first, swapped
-from drk.assistant.synth.layouts import is_convolution
+from drk.assistant.synth.layouts import is_convolution, only_products
 from drk.assistant.synth.pixel_region import sees_one_pixel
 from drk.assistant.synth.pointwise import BLOCKS, Block
 from drk.assistant.synth.regions import Rules, product_of
@@ -58,7 +58,7 @@ def variants(graph: Graph) -> list[Variant]:
         found = _convolution_variants(library, full if has_product else None)
         by_pixels = _pixel_variants(full if has_product else library, pixels) if any(pixels) else []
         found = [*found[:2], *by_pixels, *found[2:]]
-        found = swapped(found) if row_major_first(graph) else found
+        found = swapped(found) if row_major_first(graph) or only_products(graph) else found
         by_library = [replace(item, rules=replace(item.rules, depthwise=False)) for item in found[:2]]
         by_library = [replace(item, note=f"{item.note}, depthwise ones too") for item in by_library]
         return [*found[:2], *by_library, *found[2:]] if depthwise else found

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from modules import Function
 from torch import nn
 
-from drk.assistant.synth.layouts import channels_last, without_conv_bias
+from drk.assistant.synth.layouts import channels_last, only_products, without_conv_bias
 from drk.assistant.synth.propose import compile_graph, variants
 from drk.assistant.synth.rewrites import rewrite
 
@@ -134,3 +134,24 @@ def test_weights_are_kept_in_their_layout(interpreter, graph_of):
     interpreter.run(source, state, [args])
     for key, value in state.items():
         torch.testing.assert_close(interpreter.state[key], value)
+
+
+@pytest.mark.parametrize(
+    ("conv", "wanted"),
+    [
+        (nn.Conv2d(4, 6, 1), True),
+        (nn.Conv2d(4, 6, 1, stride=2), False),
+        (nn.Conv2d(4, 6, 1, padding=1), False),
+        (nn.Conv2d(4, 6, 1, groups=2), False),
+        (nn.Conv2d(4, 6, 3), False),
+        (nn.ConvTranspose2d(4, 6, 1), False),
+        (nn.Conv2d(4, 6, 1, dtype=torch.bfloat16), False),
+    ],
+)
+def test_products_over_channels_are_tried_as_images_lie_first(conv, wanted, graph_of):
+    x = torch.randn(2, 4, 5, 5, dtype=conv.weight.dtype)
+    graph = graph_of(Function(lambda s, x: s.conv(x).relu(), conv=conv), x)
+    assert only_products(graph) == wanted
+    assert variants(graph)[0].channels_last != wanted
+    last = x.contiguous(memory_format=torch.channels_last)
+    assert not only_products(graph_of(Function(lambda s, x: s.conv(x).relu(), conv=conv), last))
