@@ -8,7 +8,10 @@ from pathlib import Path
 
 import pytest
 from warm_python import WarmPython
+from warm_zygotes import WarmZygotes
 
+from drk.assistant import gym_address
+from drk.gym import zygote_client
 from drk.gym.devices import list_gpus
 
 
@@ -53,3 +56,20 @@ def warm_interpreting_python() -> Iterator[WarmPython]:
     process = WarmPython("torch", "triton", "torch._dynamo", TRITON_INTERPRET="1")
     yield process
     process.close()
+
+
+@pytest.fixture(scope="session")
+def warm_zygotes() -> Iterator[WarmZygotes]:
+    """Where gyms in a test's own process have their zygotes from."""
+    zygotes = WarmZygotes()
+    yield zygotes
+    zygotes.close()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def gyms_start_warm(warm_zygotes: WarmZygotes) -> Iterator[None]:
+    """Open gyms without importing torch once more for each."""
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (zygote_client, gym_address):
+            patch.setattr(module, "launch", warm_zygotes.launch)
+        yield
