@@ -29,6 +29,7 @@ from drk.gym.reward import Baseline, NotRewardable
 
 THRESHOLDS = (1.0, 1.2, 1.5, 2.0)
 BASELINES: Mapping[str, Baseline] = {"eager": "eager", "compile": "compile", "fastest": "headline"}
+_LOSERS = "candidates that are clearly slower than the best so far are timed in fewer rounds"
 SHOWN = 10
 """Reasons that the text shows of those why samples and problems could not be judged."""
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -83,6 +84,7 @@ def _protocol(plan: EvalPlan, measured: bool) -> dict[str, Any]:
         "fast_at_p": "correct, honest and at least p times faster, among all judged samples; medians of paired ratios",
         "intervals": "95 % bootstrap over problems",
         "speed": "measured" if measured else "not measured: no GPU; logic checked by the interpreter",
+        "losers": _LOSERS if measured and plan.candidates > 1 else None,
         "judging": dict(plan.judging),
     }
 

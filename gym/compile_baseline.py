@@ -7,9 +7,9 @@ seed) and has imported the compiler meanwhile. Compiling itself keeps nobody fro
 at once, which leaves cores free. Its warm-up takes turns with timing like any other work on the GPU, and its answer is
 kept for all candidates.
 
-Where that process cannot be had (no memory for a second reference, or it died), the reference's own Runner compiles
-when the first candidate is about to be timed. A module that ``torch.compile`` refuses has no such baseline; the verdict
-says so.
+Where that process cannot be had (no memory for a second reference, it died, or nobody looked at the task first), the
+reference's own Runner compiles when the first candidate is about to be timed, in the same two steps. A module that
+``torch.compile`` refuses has no such baseline; the verdict says so.
 
 Left out: weights that the constructor draws otherwise than from the seed; they differ between the two processes, which
 times do not show.
@@ -89,8 +89,11 @@ class CompileBaseline:
             if self._found is None and self._ahead is not None:
                 self._found = await asyncio.shield(self._ahead)
             if self._found is None or (self._found[1]["ok"] and self._found[0].stopped_for is not None):
-                async with self._turns.sharing(), self._session.lock:
-                    self._found = (self._session.handle, await self._warm(self._session.handle))
+                handle, lock = self._session.handle, self._session.lock
+                async with self._compiling, lock:
+                    await self._compile(handle)
+                async with self._turns.sharing(), lock:
+                    self._found = (handle, await self._warm(handle))
             return self._found
 
     async def close(self) -> None:
@@ -112,14 +115,17 @@ class CompileBaseline:
             if not loaded["ok"]:
                 return None
             async with self._compiling:
-                limit_s = 2 * limits.compile_s
-                compiled = await handle.call("compile", limit_s, key=secrets.randbits(62))
-                self.compiled_ahead = compiled.get("compiled") is True  # what fails, fails again below
+                await self._compile(handle)
             async with self._turns.sharing():
                 answer = await self._warm(handle)
         except (HostError, OSError):
             return None
         return None if not answer["ok"] and answer["error"]["kind"] in _HOST_FAULTS else (handle, answer)
+
+    async def _compile(self, handle: RunnerHandle) -> None:
+        """Compile without running; what fails here fails at the warm-up again, which tells."""
+        answer = await handle.call("compile", 2 * self._session.settings.limits.compile_s, key=secrets.randbits(62))
+        self.compiled_ahead = answer.get("compiled") is True
 
     async def _warm(self, handle: RunnerHandle) -> dict[str, Any]:
         limit_s = 2 * self._session.settings.limits.compile_s
