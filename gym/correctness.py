@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -179,10 +180,16 @@ class Trials:
         for name in trial.native:
             if name.removesuffix(DIGEST).removesuffix(SHAPE) in trial.aliased:
                 continue  # it is (part of) an input, which now holds other values
-            if name in held and not compare_named(name, name, held, trial.truth, trial.native).passed:
+            if name in held and not self._holds(name, held, trial):
                 proof = f"{name} of the first call changed when the second call ran"
                 self.draft.flags.append(Flag("stale-output", "caching", "fraud", proof))
                 return
+
+    def _holds(self, name: str, leaves: Mapping[str, torch.Tensor], trial: Trial) -> bool:
+        """Whether that leaf is what ``trial`` allows, by the same rule as in its cell."""
+        paper = self.task.tolerance == "paper"
+        cell = compare_named(name, name, leaves, trial.truth, trial.native, paper=paper, own_unit=trial.own_unit)
+        return cell.passed
 
     async def _hidden_shape(self) -> None:
         """Run once at a shape that the task does not show: refusing is a label, a wrong answer is not."""
@@ -246,9 +253,7 @@ class Trials:
         if leaves is None:
             return False
         outputs = [name for name in trial.native if name.startswith("out")]
-        return all(
-            name in leaves and compare_named(name, name, leaves, trial.truth, trial.native).passed for name in outputs
-        )
+        return all(name in leaves and self._holds(name, leaves, trial) for name in outputs)
 
     async def _name_stale(self) -> None:
         """Some trials differ from the first in little; an answer that fits the first only is from a cache."""
@@ -256,7 +261,7 @@ class Trials:
         for name in self._last:
             if not name.startswith("out") or not is_shown(name) or name not in first.native:
                 continue
-            if compare_named(name, name, self._last, first.truth, first.native).passed:
+            if self._holds(name, self._last, first):
                 proof = f"after inputs and weights changed in place, {name} is still the answer of the call before"
                 self.draft.flags.append(Flag("input-cache", "caching", "fraud", proof))
                 return

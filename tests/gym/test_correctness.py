@@ -36,6 +36,25 @@ def test_deceptions(loop_gym, name, source, status, flag) -> None:
     assert kinds == ([flag] if flag else [])
 
 
+def test_what_a_loose_tolerance_accepts_is_not_called_stale(loop_gym) -> None:
+    """The first call's output is read again by the rule that it was accepted by."""
+    loop, gym = loop_gym
+    reference = """import torch
+
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return torch.relu(x)
+"""
+    task = Task(
+        "relu", {"model.py": reference}, "model.py", "Model", inputs=Call((TensorSpec((40, 33)),)), tolerance="paper"
+    )
+    coarse = reference.replace("Model", "ModelNew").replace("(x)\n", "(x) * 1.001\n")
+    verdict = loop.run_until_complete(gym.evaluate(task, Candidate(coarse)))
+    assert verdict.accepted, (verdict.error, verdict.flags)
+    assert "stale-output" not in [flag.kind for flag in verdict.flags]
+
+
 def test_refusing_views_is_a_label_and_ignoring_their_strides_is_wrong() -> None:
     reference = """import torch
 
