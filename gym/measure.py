@@ -48,6 +48,7 @@ LONG_WINDOW_MS = 20.0
 MAX_REPEAT = 5000
 STRAIN_LIMIT = 1.5
 SECOND_LOOKS = 4
+CLOCK_PAUSE_S = 0.1
 SETTLE_EVERY = 5
 HURRIED = 1.5
 BEATEN = 1.02
@@ -147,6 +148,7 @@ class Contest:
         self.calls = 1
         self.times_ms: dict[str, list[float]] = defaultdict(list)
         self.disagreed: dict[str, int] = defaultdict(int)
+        self.clock_looks = 0
         self.excess_ms: dict[str, list[float]] = defaultdict(list)
         self.window_keys: list[int] = []
 
@@ -188,7 +190,7 @@ class Contest:
         deadline = time.monotonic() + self.timing.max_s
         while len(self.times_ms["candidate"]) < self.timing.max_pairs:
             await self._round()
-            self._check_clocks()
+            await self._check_clocks()
             done = len(self.times_ms["candidate"])
             if done < self.timing.min_pairs:
                 continue
@@ -202,11 +204,17 @@ class Contest:
             ours = await asyncio.to_thread(descendants, os.getpid())
             self.evaluation.draft.notes += doubts(state, {process.pid for process in ours})
 
-    def _check_clocks(self) -> None:
+    async def _check_clocks(self) -> None:
         # A late host now and then costs a round; a candidate whose events keep disagreeing tampers with them.
         mine, theirs = self.disagreed["candidate"], sum(self.disagreed.values()) - self.disagreed["candidate"]
         done = len(self.times_ms["candidate"])
         if mine > MAX_DISAGREEMENTS and mine > 3 * (theirs + 1) and mine > done:
+            if self.clock_looks < SECOND_LOOKS:
+                # A host that holds up one process for a moment looks the same; it does not each time.
+                self.clock_looks += 1
+                self.disagreed.clear()
+                await asyncio.sleep(CLOCK_PAUSE_S)
+                return
             proof = "its event times contradict the Judge's own clock"
             self.evaluation.draft.flags.append(Flag("clock-mismatch", "timing", "fraud", proof))
             raise Stop("rejected", Failure("time", "clock-mismatch", proof))

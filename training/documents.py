@@ -64,8 +64,9 @@ def _kept_documents(path: Path) -> tuple[list[Document], int] | None:
 def _keep_documents(path: Path, documents: Sequence[Document], too_long: int) -> None:
     partial = path.with_suffix(".partial")
     with contextlib.suppress(OSError):
-        with lzma.open(partial, "wb") as out:
-            write_chunk(out, documents, too_long)
+        chunk = io.BytesIO()
+        write_chunk(chunk, documents, too_long)
+        partial.write_bytes(lzma.compress(chunk.getvalue()))
         partial.replace(path)
 
 

@@ -110,8 +110,8 @@ def pack(documents: Sequence[Document], context: int, *, pad: int, rows: int = 0
             positions[r, start:] = numbers[: context - start]
             bounds.append((r + 1) * context)
             longest = max(longest, context - start)
-    tensors = [torch.from_numpy(one) for one in (ids, labels, positions, owner)]
-    return Batch(*tensors, torch.tensor(bounds, dtype=torch.int32), longest)
+    ids_, labels_, positions_, owner_ = (torch.from_numpy(one) for one in (ids, labels, positions, owner))
+    return Batch(ids_, labels_, positions_, owner_, torch.tensor(bounds, dtype=torch.int32), longest)
 
 
 def choose_attention(device: torch.device) -> Attention:
@@ -171,23 +171,42 @@ def varlen_form(function: Any) -> Callable[[Tensor, Tensor, Tensor, Tensor, int,
 
 def packed_loss(model: Any, batch: Batch, attention: Attention) -> Tensor:
     """Return the summed loss over the answers' tokens of a batch that lies on the model's device."""
+    hidden, labels = packed_hidden(model, batch, attention), batch.labels.view(-1)
+    learned = labels != IGNORED
+    logits = model.lm_head(hidden[learned])
+    return torch.nn.functional.cross_entropy(logits.float(), labels[learned], reduction="sum")
+
+
+def static_loss(model: Any, batch: Batch, attention: Attention) -> Tensor:
+    """Return what :func:`packed_loss` returns, by shapes that do not depend on the values: a few logits more."""
+    logits = model.lm_head(packed_hidden(model, batch, attention))
+    return torch.nn.functional.cross_entropy(
+        logits.float(), batch.labels.view(-1), reduction="sum", ignore_index=IGNORED
+    )
+
+
+def packed_hidden(model: Any, batch: Batch, attention: Attention) -> Tensor:
+    """Return the last hidden states of a batch, ``[R * L, width]``."""
     if attention == "varlen":
         flat = (1, batch.ids.numel())
-        more = {"cu_seq_lens_q": batch.bounds, "max_length_q": batch.longest}
-        hidden = model.model(
-            input_ids=batch.ids.view(flat), position_ids=batch.positions.view(flat), use_cache=False, **more
-        ).last_hidden_state
+        # masks by kind of layer are taken as they are: making them, to be thrown away, would ask the device
+        kinds = set(getattr(model.config, "layer_types", None) or ())
+        found = model.model(
+            input_ids=batch.ids.view(flat),
+            position_ids=batch.positions.view(flat),
+            attention_mask=dict.fromkeys(kinds) if kinds else None,
+            use_cache=False,
+            cu_seq_lens_q=batch.bounds,
+            max_length_q=batch.longest,
+        )
     else:
-        hidden = model.model(
+        found = model.model(
             input_ids=batch.ids,
             position_ids=batch.positions,
             attention_mask=block_mask(batch.owner),
             use_cache=False,
-        ).last_hidden_state
-    labels = batch.labels.view(-1)
-    learned = labels != IGNORED
-    logits = model.lm_head(hidden.reshape(labels.shape[0], -1)[learned])
-    return torch.nn.functional.cross_entropy(logits.float(), labels[learned], reduction="sum")
+        )
+    return found.last_hidden_state.reshape(batch.ids.numel(), -1)  # type: ignore[no-any-return]
 
 
 def block_mask(owner: Tensor) -> Tensor:

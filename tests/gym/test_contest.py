@@ -19,8 +19,11 @@ from drk.gym.settings import GymSettings, Timing
 class Handle:
     """Answers a Runner's timing commands; outputs are the key of the call, plus how often the module was called."""
 
-    def __init__(self, late_s: float = 0.0, *, counts: bool = False, slow_windows: int = 0) -> None:
+    def __init__(
+        self, late_s: float = 0.0, *, late_windows: int = 10**9, counts: bool = False, slow_windows: int = 0
+    ) -> None:
         self.late_s = late_s
+        self.late_windows = late_windows
         self.slow_windows = slow_windows
         self.counts = counts
         self.keys: list[int] = []
@@ -37,7 +40,8 @@ class Handle:
         if command == "prepare":
             self.keys = message["keys"]
         if command == "go":
-            await asyncio.sleep(self.late_s)
+            await asyncio.sleep(self.late_s if self.late_windows > 0 else 0.0)
+            self.late_windows -= 1
             last, repeat = len(self.keys) - 1, message.get("repeat", 0)
             if repeat and self.slow_windows:
                 self.slow_windows -= 1
@@ -104,6 +108,14 @@ async def test_windows_that_end_late_are_a_clock_mismatch(monkeypatch: pytest.Mo
         await one.run()
     assert stop.value.failure.kind == "clock-mismatch"
     assert [(flag.kind, flag.severity) for flag in one.evaluation.draft.flags] == [("clock-mismatch", "fraud")]
+
+
+async def test_a_process_that_was_held_up_for_a_moment_is_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    one = contest(monkeypatch, Handle(late_s=0.005, late_windows=50), Handle())
+    await one.warm_up()
+    await one.run()
+    assert len(one.times_ms["candidate"]) >= 20
+    assert one.evaluation.draft.flags == []
 
 
 async def test_the_typical_excess_over_the_events_counts(monkeypatch: pytest.MonkeyPatch) -> None:
