@@ -12,6 +12,7 @@ this module, :mod:`drk.assistant.synth.split_reduction` takes them in pieces.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 from drk.assistant.synth.body import Body, KernelText
@@ -26,8 +27,8 @@ from drk.assistant.synth.launcher import (
     row_blocks,
     row_size_lines,
 )
-from drk.assistant.synth.long_rows import fits_registers, write_long_rows
-from drk.assistant.synth.pointwise import Block
+from drk.assistant.synth.long_rows import THREADS, fits_registers, live_rows, write_long_rows
+from drk.assistant.synth.pointwise import BLOCKS, Block
 from drk.assistant.synth.reducers import whole_lines
 from drk.assistant.synth.regions import REDUCTIONS, Region
 from drk.assistant.synth.split_walk import Walk, rows_walk, steady_rows
@@ -35,6 +36,8 @@ from drk.gym.graph import Node, TensorMeta
 
 MANY_ROWS = 16_384
 """From so many short rows on a thread has twice as many elements: what is done once for a thread counts less."""
+TWICE = 65_536 // (2 * THREADS)
+"""Registers a thread with which two of the largest programs share a multiprocessor: one loads while one computes."""
 SHORT_ROW = 1024
 """Longest row of which a thread can have twice as many elements and registers to spare."""
 
@@ -114,7 +117,22 @@ def _launch_lines(
             f"{name}_kernel",
             "(row_tiles * (n_rows // inner_rows),)" if walk.rows else "(triton.cdiv(n_rows, block_m),)",
             values,
-            ["INDEX=index_type", "BLOCK_M=block_m", "BLOCK_N=block_n", "num_warps=num_warps"],
+            [
+                "INDEX=index_type",
+                "BLOCK_M=block_m",
+                "BLOCK_N=block_n",
+                "num_warps=num_warps",
+                *_register_limit(body, block),
+            ],
         ),
         result_line(body),
     ]
+
+
+def _register_limit(body: Body, block: Block) -> list[str]:
+    """In the default form, bound the registers of rows that would need just too many for two programs at once."""
+    edge = len(body.region.shape) - body.region.columns
+    n_cols = 1 << (math.prod(body.region.shape[edge:]) - 1).bit_length()
+    held = n_cols * live_rows(body.region) // THREADS
+    single = block == BLOCKS[0] and not any(transposed(item, body.region.columns) for item in body.region.inputs)
+    return [f"maxnreg={TWICE}"] if single and TWICE // 2 < held <= TWICE else []

@@ -26,7 +26,7 @@ class DepthMean(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv = nn.Conv3d(3, 40, 1)
+        self.conv = nn.Conv3d(3, 40, (1, 1, 2))
 
     def forward(self, x):
         return torch.nn.functional.hardtanh(self.conv(x)).mean(2), self.conv(x).amax(2, keepdim=True)
@@ -72,7 +72,7 @@ def test_exp_is_accurate_and_ends_where_floats_do(interpreter, graph_of):
 def test_rows_beside_channels_follow_memory(check):
     compiled = check(DepthMean(), torch.randn(2, 3, 5, 3, 4))
     assert re.search(r"n_rows = .*shape\[1\]$", compiled.source, re.MULTILINE)
-    check(DepthMean(), torch.randn(1, 3, 4, 1, 1))
+    check(DepthMean(), torch.randn(1, 3, 4, 1, 2))
 
 
 class Gates(nn.Module):
@@ -115,3 +115,29 @@ def test_divisors_of_many_elements_and_constants_are_inverted(check):
     assert compiled.source.count("* tl.div_rn(1.0, ") == 1
     zero = torch.zeros(2, 3)
     check(Quotients(), torch.randn(4, 9).half(), torch.rand(4, 9).half() + 0.5, calls=[[zero.half(), zero.half() + 1]])
+
+
+class Divergence(nn.Module):
+    """The divergence of two softmaxes."""
+
+    def forward(self, x, y):
+        logs = torch.log_softmax(x / 2.0, -1)
+        return torch.nn.functional.kl_div(logs, torch.softmax(y / 2.0, -1), reduction="batchmean")
+
+
+def test_the_logarithm_of_a_softmax_is_one_for_a_row(check, interpreter, graph_of):
+    x, y = torch.randn(5, 70), torch.randn(5, 70) * 3
+    compiled = check(Divergence(), x, y, calls=[[x * 9, y * 9]])
+    assert "tl.log(probability)" not in compiled.source
+    y[1, 3] = y[2, 6] = float("-inf")
+    (outputs,) = interpreter.run(compiled.source, {}, [[x, y]])
+    torch.testing.assert_close(outputs[0], Divergence()(x, y))
+
+
+def test_rows_that_need_just_too_many_registers_are_bounded(graph_of):
+    def limits(columns):
+        graph = graph_of(Divergence(), torch.zeros(200, columns), torch.zeros(200, columns))
+        return ["maxnreg=64" in compile_graph(graph, variant).source for variant in variants(graph)[:2]]
+
+    assert limits(8192) == [True, False]
+    assert limits(1024) == [False, False]
