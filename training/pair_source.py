@@ -61,6 +61,7 @@ class PairSource:
         self._kept: list[Document] = []
         self._order: list[int] = []
         self._writers: list[Any] = []
+        self._readers: list[threading.Thread] = []
         self._queue: queue.Queue[tuple[list[Document], int]] | None = None
         self._closed = False
         self.counts = Counts()
@@ -82,6 +83,9 @@ class PairSource:
         for one in self._writers:
             one.kill()
             one.wait()
+        for reader in self._readers:  # what they read from must not be closed under them
+            reader.join()
+        for one in self._writers:
             one.stdout.close()
 
     def _start_writers(self) -> None:
@@ -91,7 +95,9 @@ class PairSource:
             order |= {"workers": self._section.workers, "tokenizer": str(self._path), "context": self._context}
             command = [sys.executable, "-m", "drk.training.pair_writer", json.dumps(order)]
             writer = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-            threading.Thread(target=self._read_from, args=(writer,), daemon=True).start()
+            reader = threading.Thread(target=self._read_from, args=(writer,), daemon=True)
+            reader.start()
+            self._readers.append(reader)
             self._writers.append(writer)
 
     def _read_from(self, writer: subprocess.Popen[bytes]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import sys
 from typing import Any
 
@@ -20,10 +21,13 @@ from drk.training.packing import Document
 from drk.training.pairs import PairStream, StreamPlan
 
 CHUNK = 16
+NICENESS = 10
+"""Writers give way to the process that trains: it needs one core, and needs it at once."""
 
 
 def write_stream(order: dict[str, Any]) -> None:
     """Write chunks until the pipe breaks."""
+    os.nice(NICENESS)
     torch.set_num_threads(1)
     plan: dict[str, Any] = {
         key: tuple(value) if isinstance(value, list) else value for key, value in order["plan"].items()

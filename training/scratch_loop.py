@@ -11,6 +11,7 @@ Honest limits: one process; a resumed run draws other documents than the uninter
 from __future__ import annotations
 
 import contextlib
+import json
 import math
 import time
 from collections.abc import Iterator, Sequence
@@ -20,6 +21,7 @@ from typing import Any
 
 import torch
 import transformers
+from torch import Tensor
 
 from drk.training.config import TrainConfig
 from drk.training.documents import document_of
@@ -27,6 +29,7 @@ from drk.training.errors import TrainingError
 from drk.training.live_table import Report
 from drk.training.model_facts import write_model_facts
 from drk.training.packing import (
+    IGNORED,
     Attention,
     Batch,
     Document,
@@ -35,11 +38,15 @@ from drk.training.packing import (
     pack,
     packed_loss,
     set_attention,
+    static_loss,
 )
 from drk.training.pair_source import PairSource, sample_pairs
 from drk.training.rl import Trained
 from drk.training.run_folder import RunFolder, append_line, disk_errors, step_of
+from drk.training.step_graph import GraphedStep, StaticBatch, capture_graph, own_stream
 
+STEP_FACTS = "steps.json"
+"""Beside ``final``: the attention that was used, and whether steps were a CUDA graph (:meth:`PackedTrainer.facts`)."""
 LAST_SHARE = 0.1
 """The learning rate ends at this share of its peak."""
 
@@ -50,6 +57,35 @@ class Optimizers:
 
     parts: list[torch.optim.Optimizer]
     peaks: list[float]
+
+    def weights(self) -> list[Tensor]:
+        """Return all that is trained."""
+        return [one for part in self.parts for group in part.param_groups for one in group["params"]]
+
+    def scaled_step(self, share: Tensor) -> None:
+        """Make one step at ``share`` (0-d) of the peak rates, with gradients kept: what a CUDA graph can hold.
+
+        A step of AdamW and Muon is linear in the learning rate, decoupled weight decay too. So the step is made at the
+        peak, and ``share`` of its way is kept.
+        """
+        for optimizer, peak in zip(self.parts, self.peaks, strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = peak
+        weights = self.weights()
+        with torch.no_grad():
+            before = [one.clone() for one in weights]
+            for optimizer in self.parts:
+                optimizer.step()
+            torch._foreach_sub_(weights, before)
+            torch._foreach_mul_(weights, share)
+            torch._foreach_add_(weights, before)
+
+    def load(self, states: Sequence[dict[str, Any]]) -> None:
+        """Take saved states; what depends on the device (``capturable``) stays as it is here."""
+        for optimizer, state in zip(self.parts, states, strict=True):
+            for mine, saved in zip(optimizer.param_groups, state["param_groups"], strict=True):
+                saved |= {key: mine[key] for key in ("capturable", "foreach", "fused") if key in mine}
+            optimizer.load_state_dict(state)
 
     def step(self, share: float) -> None:
         """Make one step at ``share`` of the peak learning rates."""
@@ -66,10 +102,12 @@ def make_optimizers(model: Any, *, muon_rate: float, rate: float, weight_decay: 
     chosen = {id(one) for one in matrices}
     rest = [one for one in model.parameters() if id(one) not in chosen]
     muon = getattr(torch.optim, "Muon", None)
+    graphs = next(model.parameters()).is_cuda
+    options: dict[str, Any] = {"lr": rate, "betas": (0.9, 0.95), "weight_decay": weight_decay, "capturable": graphs}
+    adam = torch.optim.AdamW(rest if muon is not None else model.parameters(), **options)
+    adam._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]  # steps before capturing are meant
     if muon is None:
-        everything = torch.optim.AdamW(model.parameters(), lr=rate, betas=(0.9, 0.95), weight_decay=weight_decay)
-        return Optimizers([everything], [rate])
-    adam = torch.optim.AdamW(rest, lr=rate, betas=(0.9, 0.95), weight_decay=weight_decay)
+        return Optimizers([adam], [rate])
     return Optimizers([muon(matrices, lr=muon_rate, weight_decay=weight_decay), adam], [muon_rate, rate])
 
 
@@ -134,6 +172,10 @@ class PackedTrainer:
         )
         self.schedule = Schedule(config.run.steps, scratch.warmup_steps, scratch.minutes)
         self.spent_s = 0.0
+        rows = max(1, scratch.batch_tokens // config.model.context_tokens)
+        self.static = StaticBatch(rows, config.model.context_tokens, self.device)
+        graphs = self.device.type == "cuda" and self.attention == "varlen"
+        self.graphed = GraphedStep(self._whole_step, self.static, capture=capture_graph) if graphs else None
         if last is not None:
             self._load(last)
         if self.device.type == "cuda" and scratch.compile:
@@ -152,11 +194,20 @@ class PackedTrainer:
         Raises:
             TrainingError: the loss is not finite.
         """
+        with own_stream(self.device):
+            self._train(source, held_out)
+
+    def _train(self, source: PairSource, held_out: Sequence[Document]) -> None:
         context, run = self.config.model.context_tokens, self.config.run
         stream = batches(source.documents(), context, tokens=self.config.scratch.batch_tokens, pad=self._pad())
         begun = time.monotonic() - self.spent_s
+        batch = next(stream)
         while self.schedule.progress(self.step, self.spent_s) < 1:
-            numbers = self._one_step(next(stream))
+            share = self.schedule.share(self.step, self.spent_s)
+            loss, norm = self._launch(batch, share)
+            numbers = _batch_figures(batch) | {"rate_share": share}
+            batch = next(stream)  # packed while the GPU computes
+            numbers |= self._finish(loss, norm)
             self.spent_s = time.monotonic() - begun
             self.step += 1
             counts = source.counts
@@ -173,25 +224,51 @@ class PackedTrainer:
     def _pad(self) -> int:
         return int(self.tokenizer.pad_token_id)
 
-    def _one_step(self, batch: Batch) -> dict[str, float]:
-        share = self.schedule.share(self.step, self.spent_s)
-        count = batch.answer_tokens
+    def _launch(self, batch: Batch, share: float) -> tuple[Tensor, Tensor]:
+        """Start one step and return its loss and gradient norm, which a GPU may still be computing."""
+        if self.graphed is not None:
+            return self.graphed(batch, share)
         with self._autocast():
-            loss = packed_loss(self.model, batch.to(self.device), self.attention) / max(count, 1)
+            loss = packed_loss(self.model, batch.to(self.device), self.attention) / max(batch.answer_tokens, 1)
         loss.backward()  # type: ignore[no-untyped-call]
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.optimizer.max_grad_norm)
-        value = float(loss.detach())
-        if not math.isfinite(value) or not math.isfinite(float(norm)):
+        if torch.isfinite(loss) and torch.isfinite(norm):
+            self.optimizers.step(share)
+        return loss.detach(), norm
+
+    def _whole_step(self, batch: Batch, share: Tensor) -> tuple[Tensor, Tensor]:
+        """Make one step without asking the device for anything: the form that a CUDA graph can hold."""
+        weights = self.optimizers.weights()
+        for one in weights:
+            if one.grad is None:
+                one.grad = torch.zeros_like(one)
+        torch._foreach_zero_([one.grad for one in weights])
+        with self._autocast():
+            loss = static_loss(self.model, batch, self.attention) / (batch.labels != IGNORED).sum().clamp(min=1)
+        loss.backward()  # type: ignore[no-untyped-call]
+        norm = torch.nn.utils.clip_grad_norm_(weights, self.config.optimizer.max_grad_norm, foreach=True)
+        self.optimizers.scaled_step(share)
+        return loss.detach(), norm
+
+    def _finish(self, loss: Tensor, norm: Tensor) -> dict[str, float]:
+        """Wait for a step and return its figures.
+
+        Raises:
+            TrainingError: the loss is not finite. The weights are then spoilt; the last checkpoint is not.
+        """
+        value, length = torch.stack([loss.float(), norm.float()]).tolist()
+        if not math.isfinite(value) or not math.isfinite(length):
             raise TrainingError(f"the loss is {value} at step {self.step}", help="lower scratch.muon_learning_rate")
-        self.optimizers.step(share)
-        filled = float((batch.owner >= 0).float().mean())
-        return {
-            "loss": value,
-            "grad_norm": float(norm),
-            "rate_share": share,
-            "tokens/filled": filled,
-            "tokens/answer": count,
-        }
+        graph = self.graphed is not None and self.graphed.replays
+        return {"loss": value, "grad_norm": length, "graph": int(graph)}
+
+    def facts(self) -> dict[str, Any]:
+        """Return how the steps were made: attention, whether by a CUDA graph, and why not."""
+        graph = self.graphed
+        none = "no CUDA device" if self.device.type != "cuda" else f"attention by {self.attention}"
+        if graph is None:
+            return {"attention": self.attention, "graph": 0, "graph_cause": none}
+        return {"attention": self.attention, "graph": int(graph.replays), "graph_cause": graph.cause}
 
     @torch.inference_mode()
     def measure(self, documents: Sequence[Document]) -> float:
@@ -229,9 +306,12 @@ class PackedTrainer:
 
     def _load(self, path: Path) -> None:
         saved = torch.load(path / "optimizers.pt", map_location=self.device, weights_only=True)
-        for optimizer, state in zip(self.optimizers.parts, saved["optimizers"], strict=True):
-            optimizer.load_state_dict(state)
+        self.optimizers.load(saved["optimizers"])
         self.spent_s = float(saved["spent_s"])
+
+
+def _batch_figures(batch: Batch) -> dict[str, float]:
+    return {"tokens/filled": float((batch.owner >= 0).float().mean()), "tokens/answer": batch.answer_tokens}
 
 
 def train_packed(config: TrainConfig, initial: Path, report: Report) -> Trained:
@@ -257,4 +337,5 @@ def train_packed(config: TrainConfig, initial: Path, report: Report) -> Trained:
             trainer.train(source, held_out)
         final = folder.path / "final"
         trainer.save(final)
+        (folder.path / STEP_FACTS).write_text(json.dumps(trainer.facts(), indent=1) + "\n", encoding="utf-8")
         return Trained(folder.path, final, trainer.step, trainer.resumed_at)
