@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -57,10 +57,11 @@ def measure(
     temperature: float = 0.0,
     seed: int = 7,
     minutes: float = 0.0,
+    tell: Callable[[str, Measured], None] = lambda *_: None,
 ) -> dict[str, Measured]:
     """Return figures for each set of tasks; ``config`` names the model, prompts, turns and gym.
 
-    ``minutes`` above 0 leaves out sets whose turn has not come by then.
+    ``minutes`` above 0 leaves out sets whose turn has not come by then; ``tell`` hears of each set when it is there.
 
     Raises:
         TrainingError: the model cannot be loaded or sampled from.
@@ -86,11 +87,15 @@ def measure(
             if minutes and time.monotonic() - begun > 60 * minutes:
                 break
             kept = [task for task in tasks if _fits(prompter, task)]
+            started, judged_s = time.monotonic(), session.judge.seconds
             items = [RolloutItem(task, n, n * samples + k) for n, task in enumerate(kept) for k in range(samples)]
             trajectories, clock = session.collect(collector, items, seed=seed)
             figures = summarise(trajectories, config.rollout.turns) | choice_figures(trajectories)
             figures |= {"too_long": len(tasks) - len(kept), "sampling_s": round(clock.sampling_s, 2)}
+            figures |= {"seconds": round(time.monotonic() - started, 2)}
+            figures |= {"judging_sum_s": round(session.judge.seconds - judged_s, 2)}
             found[name] = Measured(figures, trajectories)
+            tell(name, found[name])
     return found
 
 

@@ -130,7 +130,9 @@ def sft(options: argparse.Namespace) -> dict[str, Any]:
     steps: list[dict[str, float]] = []
     begun = time.monotonic()
     done = train_scratch(settings(options, values), lambda _, numbers: steps.append(numbers))
-    facts = done.facts() | {"seconds": time.monotonic() - begun, "last": steps[-1] if steps else {}}
+    made = options.out / "sft" / "steps.json"  # absent where the whole run was there before
+    facts = json.loads(made.read_text()) if made.is_file() else {}
+    facts |= done.facts() | {"seconds": time.monotonic() - begun, "last": steps[-1] if steps else {}}
     return keep(options, "sft", facts)
 
 
@@ -187,15 +189,28 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
     model = options.model or options.out / "sft" / "final"
     turns = 1 if options.dry_run else options.turns
     config = settings(options, {"model.path": str(model), "rollout.turns": turns, "run.output_dir": str(options.out)})
-    begun = time.monotonic()
-    found = measure(
-        config, _sets(options), samples=options.samples, temperature=options.temperature, minutes=options.minutes
+    begun, label = time.monotonic(), options.label or model.parent.name
+    facts: dict[str, Any] = {"model": str(model), "samples": options.samples, "temperature": options.temperature}
+    sets: dict[str, Any] = {}
+    rows: dict[str, Any] = {}
+
+    def tell(name: str, one: Any) -> None:
+        """Write what is there: a step that is cut off keeps it."""
+        sets[name], rows[name] = one.figures, [_row(each) for each in one.trajectories]
+        seconds = time.monotonic() - begun
+        keep(options, f"eval-{label}", facts | {"sets": sets, "seconds": seconds, "rows": rows})
+        print(json.dumps(_plain({name: one.figures})), flush=True)
+
+    measure(
+        config,
+        _sets(options),
+        samples=options.samples,
+        temperature=options.temperature,
+        minutes=options.minutes,
+        tell=tell,
     )
-    label = options.label or model.parent.name
-    by_set = {name: one.figures for name, one in found.items()}
-    rows = {name: [_row(one) for one in found[name].trajectories] for name in found}
-    facts = {"model": str(model), "samples": options.samples, "temperature": options.temperature, "sets": by_set}
-    return keep(options, f"eval-{label}", facts | {"seconds": time.monotonic() - begun, "rows": rows})
+    seconds = time.monotonic() - begun
+    return keep(options, f"eval-{label}", facts | {"sets": sets, "seconds": seconds, "rows": rows})
 
 
 def _row(one: Any) -> dict[str, Any]:
@@ -213,6 +228,7 @@ def stts(options: argparse.Namespace) -> dict[str, Any]:
         config = settings(options, values | {"rollout.turns": 2 if options.dry_run else options.turns})
         part = measure(config, sets, temperature=options.temperature or 1.0, minutes=options.minutes)
         found[policy] = {name: one.figures for name, one in part.items()}
+        keep(options, f"stts-{options.label or model.parent.name}", {"model": str(model), "policies": found})
     return keep(options, f"stts-{options.label or model.parent.name}", {"model": str(model), "policies": found})
 
 
