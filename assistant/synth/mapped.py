@@ -43,7 +43,7 @@ def write_mapped(
     block: Block,
 ) -> KernelText:
     """Return kernel and launcher of a mapped region; ``owned`` values are known to lie in memory as captured."""
-    by_name = {node.name: node for node in region.nodes}
+    by_name = {node.name: node for node in (*region.nodes, *region.cuts)}
     fixed = frozenset(operand.value for operand in region.inputs if operand.fixed)
     outputs = [operand.value for operand in region.outputs]
     found, sizes = traced(region.nodes, outputs, metas, by_name, fixed, region.scalars)
@@ -208,7 +208,7 @@ class _Writer:
     def _formula(self) -> list[str]:
         """One line ``name = ...`` per output, cut at 300 characters."""
         lines = []
-        made = {node.name: node for node in self.region.nodes}
+        made = {node.name: node for node in (*self.region.nodes, *self.region.cuts)}
         for operand in self.region.outputs:
             text = _pretty(Ref(operand.value), made, self.names, self.region.scalars, 0)
             text = text if len(text) <= 300 else text[:297] + "..."

@@ -156,6 +156,7 @@ def build_mapped_region(nodes: Sequence[Node], facts: Facts, by_name: Mapping[st
         tuple(_operand(name, facts.metas[name], fixed=name in facts.fixed) for name in inputs),
         tuple(_operand(node.name, _stored(node.meta)) for node in last),
         scalars=scalars,
+        cuts=tuple(by_name[node.args[0].name] for node in nodes if node.op == "getitem"),
     )
 
 

@@ -93,6 +93,8 @@ class Region:
     scan: Scan | None = None
     absorbed: tuple[Node, ...] = ()
     """Nodes that the region stands for without naming their values."""
+    cuts: tuple[Node, ...] = ()
+    """Cuts into parts that nodes of a mapped region show; parts may be read elsewhere too."""
     order: tuple[int, ...] = ()
     """With a window: which dimension of its result each dimension of ``shape`` is."""
     gathers: tuple[Gather, ...] = ()

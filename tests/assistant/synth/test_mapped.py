@@ -55,8 +55,8 @@ def test_halves_behind_a_bias(check):
         return x + torch.tanh(signal) * torch.sigmoid(gate)
 
     module = Function(forward, conv=nn.Conv1d(6, 12, 3, padding=2, dilation=2))
-    compiled = check(module, torch.randn(2, 6, 33), calls=[[torch.randn(1, 6, 70)]])
-    assert compiled.launches == 2
+    last, plain = both(check, module, torch.randn(2, 6, 33), calls=[[torch.randn(1, 6, 70)]])
+    assert (last.launches, plain.launches) == (3, 2)
     module = Function(lambda s, x: F.glu(s.conv(x), 1) * 2, conv=nn.Conv2d(3, 10, 3))
     both(check, module, torch.randn(2, 3, 9, 8), calls=[[torch.randn(3, 3, 6, 11)]])
 
@@ -256,3 +256,16 @@ def test_both_layouts_compile_for_a_gpu(graph_of, offline_compile):
     compiled = compile_graph(graph, replace(variants(graph)[0], rules=Rules(matmul=False), channels_last=True))
     rows = offline_compile(compiled.source, [2, 16, 32, 32])
     assert [row["spill_bytes"] for row in rows] == [0, 0]
+
+
+def test_parts_of_one_cut_in_two_kernels(check):
+    def forward(s, x):
+        skip = 0
+        for conv in (s.one, s.two):
+            part, more = conv(x).chunk(2, 1)
+            x, skip = x + part, skip + more
+        return (s.three(x).chunk(2, 1)[1] + skip).relu()
+
+    parts = {name: nn.Conv1d(4, 8, 3, padding=1) for name in ("one", "two")} | {"three": nn.Conv1d(4, 8, 1)}
+    plain = both(check, Function(forward, **parts), torch.randn(2, 4, 9), calls=[[torch.randn(1, 4, 7)]])[1]
+    assert any(cut.name not in region.names for region in plain.regions for cut in region.cuts)
