@@ -105,7 +105,7 @@ def make_optimizers(model: Any, *, muon_rate: float, rate: float, weight_decay: 
     graphs = next(model.parameters()).is_cuda
     options: dict[str, Any] = {"lr": rate, "betas": (0.9, 0.95), "weight_decay": weight_decay, "capturable": graphs}
     adam = torch.optim.AdamW(rest if muon is not None else model.parameters(), **options)
-    adam._warned_capturable_if_run_uncaptured = True  # type: ignore[attr-defined]  # steps before capturing are meant
+    adam._warned_capturable_if_run_uncaptured = True  # steps before capturing are meant
     if muon is None:
         return Optimizers([adam], [rate])
     return Optimizers([muon(matrices, lr=muon_rate, weight_decay=weight_decay), adam], [muon_rate, rate])
@@ -242,7 +242,7 @@ class PackedTrainer:
         for one in weights:
             if one.grad is None:
                 one.grad = torch.zeros_like(one)
-        torch._foreach_zero_([one.grad for one in weights])
+        torch._foreach_zero_([one.grad for one in weights if one.grad is not None])
         with self._autocast():
             loss = static_loss(self.model, batch, self.attention) / (batch.labels != IGNORED).sum().clamp(min=1)
         loss.backward()  # type: ignore[no-untyped-call]

@@ -129,7 +129,7 @@ def own_stream(device: torch.device) -> Iterator[None]:
     if device.type != "cuda":
         yield
         return
-    before, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)
+    before, stream = torch.cuda.current_stream(device), torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
     stream.wait_stream(before)
     with torch.cuda.stream(stream):
         yield
