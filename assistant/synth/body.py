@@ -45,7 +45,10 @@ def tidy(text: str) -> str:
 
 @dataclass
 class Body:
-    """Emits the statements of one region; ``two_dimensional`` tiles have rows and columns."""
+    """Emits the statements of one region; ``two_dimensional`` tiles have rows and columns.
+
+    Rows are the tile's first axis, or its last one where ``columns_first``.
+    """
 
     region: Region
     names: Mapping[str, str]
@@ -54,6 +57,7 @@ class Body:
     extra_operands: tuple[Operand, ...] = ()
     steady: frozenset[str] = frozenset()
     """Indices of row groups that are one number for a whole tile."""
+    columns_first: bool = False
     domain: Domain = field(init=False)
     _inlined: dict[str, str] = field(default_factory=dict)
 
@@ -68,9 +72,16 @@ class Body:
         """Kernel argument that points to a value."""
         return f"{self.names[value]}_ptr"
 
+    @property
+    def suffixes(self) -> tuple[str, str]:
+        """What shapes a vector of row indices, and one of column indices, for the tile."""
+        if not self.two_dimensional:
+            return "", ""
+        return ("[None, :]", "[:, None]") if self.columns_first else ("[:, None]", "[None, :]")
+
     def address(self, operand: Operand) -> str:
         """Pointer expression of an operand."""
-        row, column = ("[:, None]", "[None, :]") if self.two_dimensional else ("", "")
+        row, column = self.suffixes
         where = offset(operand, self.names[operand.value], self.domain, row, column, self.steady)
         return f"{self.pointer(operand.value)} + {where}" if where else self.pointer(operand.value)
 
@@ -108,7 +119,7 @@ class Body:
         mask, address = self.mask(operand), self.address(operand)
         if self.two_dimensional and not mask:
             # A single result of a single row: the tile has the others only as padding.
-            mask, address = "row_mask", f"{address} + rows[:, None]"
+            mask, address = "row_mask", f"{address} + rows{self.suffixes[0]}"
         return f"tl.store(out_{address}, {tidy(value)}{f', mask={mask}' if mask else ''})"
 
     # -- values

@@ -242,6 +242,31 @@ def multiplied(a, b):
     """a times b: what a product reduction or scan combines by."""
     return a * b
 ''',
+    "added": '''
+@triton.jit
+def added(a, b):
+    """a plus b: what a sum's scan combines by."""
+    return a + b
+''',
+    "larger": '''
+@triton.jit
+def larger(a, b):
+    """The larger one, NaN where either is: what a running maximum combines by."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+''',
+    "smaller": '''
+@triton.jit
+def smaller(a, b):
+    """The smaller one, NaN where either is: what a running minimum combines by."""
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+''',
+    "log_add_exp": '''
+@triton.jit
+def log_add_exp(a, b):
+    """log(e**a + e**b), without overflow; equal ones may be infinite, whose difference is no number."""
+    top = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    return tl.where(a == b, a + 0.6931471805599453, top + log1p(exp(-tl.abs(a - b))))
+''',
     "high_bits": '''
 @triton.jit
 def high_bits(x):
@@ -318,7 +343,7 @@ def sign(x):
 """Source text of each device function by its name."""
 
 _DOCSTRING = re.compile(r'"""(.*?)"""', re.DOTALL)
-_CALL = re.compile(r"(?<![\w.])([a-z_0-9]+)\(|, (multiplied)\b")
+_CALL = re.compile(r"(?<![\w.])([a-z_0-9]+)\(|, (multiplied|added|larger|smaller|log_add_exp)\b")
 
 
 def closure(texts: Iterable[str]) -> list[str]:

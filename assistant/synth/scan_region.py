@@ -1,8 +1,8 @@
-"""Regions around a running sum or product: pointwise operators before and after it, and reversal.
+"""Regions around a running sum, product or extreme: pointwise operators before and after it, and reversal.
 
 ``flip(cumsum(flip(x)))`` over one dimension is a scan from the end; both flips belong to the region then.
 
-Left out: exclusive scans (they come as concatenations), running maxima with their indices, and few long rows, which
+Left out: exclusive scans (they come as concatenations), running extremes with their indices, and few long rows, which
 one program each would not keep the device busy with.
 """
 
@@ -11,22 +11,25 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from drk.assistant.synth.expression import FLOATS, is_pointwise
+from drk.assistant.synth.expression import FLOATS, INTEGERS, is_pointwise
 from drk.assistant.synth.frames import Frame
 from drk.assistant.synth.regions import MAX_OPERANDS, Facts, Region, Scan, region_inputs, region_outputs
 from drk.gym.graph import Node, Ref, TensorMeta
 
-SCANS = frozenset({"cumsum", "cumprod"})
+SCANS = frozenset({"cumsum", "cumprod", "cummax", "cummin", "logcumsumexp"})
 FEWEST_ROWS = 128
 LONG_COLUMNS = 4096
 
 
 def is_scan(node: Node, metas: Mapping[str, TensorMeta]) -> bool:
-    """Whether ``node`` is a running sum or product that kernels can compute."""
+    """Whether ``node`` is a running sum, product or extreme that kernels can compute."""
     if not node.op.startswith("aten.") or node.bare_op not in SCANS or len(node.metas) != 1 or node.kwargs:
         return False
     source = metas.get(node.args[0].name) if isinstance(node.args[0], Ref) else None
-    if source is None or not source.shape or source.dtype not in FLOATS or source.dtype != node.meta.dtype:
+    if source is None or not source.shape or node.metas[0] is None:
+        return False
+    counted = node.bare_op == "cumsum" and node.meta.dtype == "int64" and source.dtype in {*INTEGERS, "bool"}
+    if not counted and (source.dtype not in FLOATS or source.dtype != node.meta.dtype):
         return False
     columns = source.shape[int(node.args[1])]
     rows = source.numel // max(1, columns)

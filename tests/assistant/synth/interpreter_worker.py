@@ -11,10 +11,13 @@ import traceback
 from pathlib import Path
 
 import torch
+from triton.runtime import interpreter
 
 sys.path.insert(0, str(Path(__file__).parent))
 
 from gradients import gradients
+
+from drk.gym.triton_operations import generic_reduce, generic_scan
 
 
 def serve(folder: Path) -> str:
@@ -41,6 +44,9 @@ def serve(folder: Path) -> str:
 
 def main() -> None:
     torch.set_num_threads(1)
+    # By doubling, as the gym has it: as exact as on a GPU, and quick.
+    interpreter.ScanOps.generic_scan = generic_scan
+    interpreter.ReduceOps.generic_reduce = generic_reduce
     for line in sys.stdin:
         try:
             answer = serve(Path(line.strip()))
