@@ -34,7 +34,7 @@ from drk.gym.gym_connection import FIRST_PAUSE_S, PASSING, GymConnection, raise_
 from drk.gym.inspection import Inspection
 from drk.gym.kernels import ReferenceProfile, reference_profile
 from drk.gym.schema import Candidate, Task, Verdict
-from drk.gym.settings import GymSettings
+from drk.gym.settings import LEAST_SESSIONS, GymSettings
 from drk.gym.wire import candidate_to_json, task_id, task_to_json, verdict_from_json
 
 LONG_POLL_S = 25.0
@@ -42,8 +42,6 @@ PATIENCE_S = 300.0
 """How long a server may be away, or refuse for now, before a call gives up."""
 ABANDON_S = 5.0
 """How long telling the server that nobody waits for a job any more may take."""
-LEAST_SESSIONS = 4
-"""References that a gym keeps at least."""
 
 
 @dataclass(frozen=True)

@@ -186,10 +186,8 @@ class Trials:
                 return
 
     def _holds(self, name: str, leaves: Mapping[str, torch.Tensor], trial: Trial) -> bool:
-        """Whether that leaf is what ``trial`` allows, by the same rule as in its cell."""
-        paper = self.task.tolerance == "paper"
-        cell = compare_named(name, name, leaves, trial.truth, trial.native, paper=paper, own_unit=trial.own_unit)
-        return cell.passed
+        """Whether that leaf is what ``trial`` allows."""
+        return _leaf_cell(name, name, leaves, trial, self.task).passed
 
     async def _hidden_shape(self) -> None:
         """Run once at a shape that the task does not show: refusing is a label, a wrong answer is not."""
@@ -286,6 +284,12 @@ def nearest_rung(rms: float, rungs: dict[str, float]) -> str | None:
     return best if best is not None and close[best] <= RUNG_FACTOR else None
 
 
+def _leaf_cell(cell: str, leaf: str, leaves: Mapping[str, torch.Tensor], trial: Trial, task: Task) -> Cell:
+    """Judge one leaf of a trial: the one rule by which outputs are accepted, and experiments read them."""
+    paper = task.tolerance == "paper"
+    return compare_named(cell, leaf, leaves, trial.truth, trial.native, paper=paper, own_unit=trial.own_unit)
+
+
 def compare_trial(
     name: str,
     trial: Trial,
@@ -312,10 +316,7 @@ def compare_trial(
         if leaf not in leaves:
             cells.append(Cell(cell_name, passed=False, reason="the candidate does not give it"))
             continue
-        paper = task.tolerance == "paper"
-        cells.append(
-            compare_named(cell_name, leaf, leaves, trial.truth, trial.native, paper=paper, own_unit=trial.own_unit)
-        )
+        cells.append(_leaf_cell(cell_name, leaf, leaves, trial, task))
     cells += [
         Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes its input, the reference's does not")
         for leaf in leaves

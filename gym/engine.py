@@ -32,11 +32,10 @@ from drk.gym.offline_compile import OfflineCompile
 from drk.gym.reference import ReferenceSession, task_files, usable
 from drk.gym.runner_handle import RunnerHandle, close_started
 from drk.gym.schema import Candidate, Task, Verdict
-from drk.gym.settings import GymSettings
+from drk.gym.settings import LEAST_SESSIONS, GymSettings
 from drk.gym.wire import check_task, task_id
 from drk.gym.zygote_client import LaunchedZygote, ZygoteClient, zygote_modes
 
-MAX_SESSIONS = 4
 CONTEXTS_AT_ONCE = 3
 MEMORY_SHARES = 3
 """What an evaluation may need of an equal share of the GPU's memory before it has to wait for others like it."""
@@ -312,7 +311,7 @@ class Gym:
     @property
     def sessions_at_once(self) -> int:
         """How many references are kept: as many tasks can be under way without one losing its processes."""
-        return max(MAX_SESSIONS, self.settings.parallel)
+        return max(LEAST_SESSIONS, self.settings.parallel)
 
     @property
     def memory_bytes(self) -> int:

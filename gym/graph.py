@@ -178,6 +178,10 @@ class Graph:
     mutations: Mapping[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
+    def names(self) -> list[str]:
+        """Names of all values: those given, then those computed, in order."""
+        return [*(item.name for item in self.placeholders), *(node.name for node in self.nodes)]
+
     def metas(self) -> dict[str, TensorMeta]:
         """Metadata of every value that is a single tensor."""
         table = {item.name: item.meta for item in self.placeholders}
@@ -186,8 +190,7 @@ class Graph:
 
     def users(self) -> dict[str, tuple[str, ...]]:
         """For each value the nodes that read it; the graph's outputs and mutations count as user ``"output"``."""
-        names = [*(item.name for item in self.placeholders), *(node.name for node in self.nodes)]
-        table: dict[str, list[str]] = {name: [] for name in names}
+        table: dict[str, list[str]] = {name: [] for name in self.names()}
         for node in self.nodes:
             for name in node.inputs():
                 table[name].append(node.name)

@@ -10,6 +10,9 @@ from typing import Literal
 
 SandboxLevel = Literal["strict", "standard", "basic"]
 
+LEAST_SESSIONS = 4
+"""References that a gym keeps at least."""
+
 
 @dataclass(frozen=True)
 class Limits:

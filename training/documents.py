@@ -17,6 +17,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, BinaryIO
 
+from drk.assistant.atomic_write import write_atomically
 from drk.assistant.llm.messages import Message
 from drk.training.packing import Document
 from drk.training.pairs import Pair, read_shard, shards_of
@@ -62,12 +63,10 @@ def _kept_documents(path: Path) -> tuple[list[Document], int] | None:
 
 
 def _keep_documents(path: Path, documents: Sequence[Document], too_long: int) -> None:
-    partial = path.with_suffix(".partial")
+    chunk = io.BytesIO()
+    write_chunk(chunk, documents, too_long)
     with contextlib.suppress(OSError):
-        chunk = io.BytesIO()
-        write_chunk(chunk, documents, too_long)
-        partial.write_bytes(lzma.compress(chunk.getvalue()))
-        partial.replace(path)
+        write_atomically(path, lzma.compress(chunk.getvalue()))
 
 
 def write_chunk(out: BinaryIO, documents: Sequence[Document], too_long: int) -> None:

@@ -18,7 +18,7 @@ from drk.assistant.episode import Episode, best_of_history, headline_interval
 from drk.assistant.evaluation import EvalPlan, Problem, SampleResult, evaluate
 from drk.assistant.optimize import OptimizeGym
 from drk.assistant.proposers import Proposer
-from drk.gym.engine import MAX_SESSIONS
+from drk.gym.settings import LEAST_SESSIONS
 from drk.training.dataset import Demonstration
 from drk.training.errors import OptionError
 from drk.training.tasks import TrainingTask
@@ -73,7 +73,7 @@ async def collect_episodes(
         turns=plan.turns,
         samples=plan.samples,
         workers=plan.workers,
-        problems_at_once=MAX_SESSIONS,
+        problems_at_once=LEAST_SESSIONS,
         max_time_s=plan.max_time_s,
         max_cost_usd=plan.max_cost_usd,
         judging=plan.judging,

@@ -29,10 +29,10 @@ from drk.assistant.eval_report import report as eval_report
 from drk.assistant.evaluation import EvalPlan, EvalResult, Problem, evaluate
 from drk.assistant.optimize import OptimizeGym
 from drk.assistant.proposers import ProposeContext
-from drk.gym.engine import MAX_SESSIONS
 from drk.gym.errors import HostError
 from drk.gym.reward import NotRewardable
 from drk.gym.schema import Candidate, Verdict
+from drk.gym.settings import LEAST_SESSIONS
 from drk.training.backends import PolicyBackend, SamplerUnavailable
 from drk.training.config import RewardSection, TrainConfig
 from drk.training.live_table import Report
@@ -105,8 +105,8 @@ class Validation(TrainerCallback):  # type: ignore[misc] # the library has no ty
         self._plan = EvalPlan(
             problems=tuple(Problem(one.task.name, one.family, one.task) for one in tasks),
             turns=config.rollout.turns,
-            workers=MAX_SESSIONS,
-            problems_at_once=MAX_SESSIONS,
+            workers=LEAST_SESSIONS,
+            problems_at_once=LEAST_SESSIONS,
             max_time_s=config.rollout.trajectory_timeout_s,
             judging={"gym": asdict(config.gym)},
             cache_dir=folder.path if config.gym.cache else None,

@@ -142,8 +142,7 @@ def _segment_name(regions: Sequence[Region]) -> str:
 def _backward_names(reverse: Reverse, names: Mapping[str, str]) -> dict[str, str]:
     """Forward values keep their names; gradients get theirs."""
     table = NameTable(names.values())
-    values = [*(item.name for item in reverse.graph.placeholders), *(node.name for node in reverse.graph.nodes)]
-    return {value: names[value] if value in names else table.claim(value) for value in values}
+    return {value: names[value] if value in names else table.claim(value) for value in reverse.graph.names()}
 
 
 # --- Variants ------------------------------------------------------------------------------------------------

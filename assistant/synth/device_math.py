@@ -16,6 +16,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+_TWO_POWERS = """\
+    t = high_bits(x * 1.4426950408889634)
+    r = (x - t * 0.693359375) + t * 2.12194440e-4
+    p = r * 0.166666667 + 0.5
+    p = p * r + 1.0
+    return tl.exp2(t) * (p * r + 1.0)
+"""
+
 FUNCTIONS: Mapping[str, str] = {
     "reduced_expm1": '''
 @triton.jit
@@ -36,12 +44,8 @@ def exp(x):
     """e**x = 2**t e**r: t has the 12 leading bits of x / log(2), so that r = x - t log(2) is exact, and below 0.05."""
     x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
     x = tl.minimum(x, 89.0, propagate_nan=tl.PropagateNan.ALL)
-    t = high_bits(x * 1.4426950408889634)
-    r = (x - t * 0.693359375) + t * 2.12194440e-4
-    p = r * 0.166666667 + 0.5
-    p = p * r + 1.0
-    return tl.exp2(t) * (p * r + 1.0)
-''',
+'''
+    + _TWO_POWERS,
     "exp_below": '''
 @triton.jit
 def exp_below(x):
@@ -70,12 +74,8 @@ def log1p(x):
 def exp_down(x):
     """exp(x) for x <= 0: e**x = 2**t e**r as there."""
     x = tl.maximum(x, -104.0, propagate_nan=tl.PropagateNan.ALL)
-    t = high_bits(x * 1.4426950408889634)
-    r = (x - t * 0.693359375) + t * 2.12194440e-4
-    p = r * 0.166666667 + 0.5
-    p = p * r + 1.0
-    return tl.exp2(t) * (p * r + 1.0)
-''',
+'''
+    + _TWO_POWERS,
     "near_inverse": '''
 @triton.jit
 def near_inverse(x):

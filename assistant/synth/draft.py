@@ -22,6 +22,15 @@ def contiguous_meta(shape: tuple[int, ...], dtype: str) -> TensorMeta:
     return TensorMeta(shape, dtype, tuple(reversed(strides)) if shape else ())
 
 
+def fresh_name(wish: str, taken: set[str]) -> str:
+    """Return ``wish``, numbered where it is one of ``taken``, and add it to them."""
+    name, count = wish, 1
+    while name in taken:
+        name, count = f"{wish}_{count}", count + 1
+    taken.add(name)
+    return name
+
+
 def plain_name(name: str) -> str:
     """A value's name without the prefix that ``torch.export`` gives to parameters, buffers and constants."""
     head, _, rest = name.partition("_")
@@ -68,10 +77,7 @@ class Draft:
         fingerprint = repr((node.op, node.args, sorted(node.kwargs.items())))
         if fingerprint in self.made:
             return Ref(self.made[fingerprint])
-        name, count = hint, 1
-        while name in self.taken:
-            name, count = f"{hint}_{count}", count + 1
-        self.taken.add(name)
+        name = fresh_name(hint, self.taken)
         self.metas[name] = node.meta
         self.nodes.append(replace(node, name=name))
         self.made[fingerprint] = name

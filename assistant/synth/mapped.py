@@ -17,6 +17,7 @@ from typing import Any
 
 from drk.assistant.synth.body import INLINE_LIMIT, KernelText, tidy
 from drk.assistant.synth.domain import Operand
+from drk.assistant.synth.draft import fresh_name
 from drk.assistant.synth.expression import expression, kind_of, scalar_text
 from drk.assistant.synth.index_maps import Coordinate, Coordinates
 from drk.assistant.synth.index_rules import is_view
@@ -98,7 +99,7 @@ class _Writer:
     def _access(self, place: Place, via: str) -> Access:
         name, coords = place
         own = self.names[name if self.operands[name].fixed else via]
-        self.texts[place] = self._claim(own) if own in self.texts.values() else own
+        self.texts[place] = fresh_name(own, self.taken) if own in self.texts.values() else own
         operand = self.operands[name]
         return Access(place, self.names[name], self.texts[place], operand, coords)
 
@@ -173,7 +174,7 @@ class _Writer:
             self.texts[place] = f"({text})"
             return []
         name = self.names[node.name]
-        self.texts[place] = self._claim(name) if name in self.texts.values() else name
+        self.texts[place] = fresh_name(name, self.taken) if name in self.texts.values() else name
         return [f"{self.texts[place]} = {text}"]
 
     def _repeated(self, place: Place) -> bool:
@@ -197,13 +198,6 @@ class _Writer:
         if kind == "bool":
             return f"({source} != 0)"
         return f"{source}.to(tl.{'float32' if kind == 'float' else 'int32'})"
-
-    def _claim(self, wish: str) -> str:
-        name, count = wish, 1
-        while name in self.taken:
-            name, count = f"{wish}_{count}", count + 1
-        self.taken.add(name)
-        return name
 
     def _formula(self) -> list[str]:
         """One line ``name = ...`` per output, cut at 300 characters."""

@@ -115,7 +115,7 @@ def _saves(chain: _Chain, metas: Mapping[str, TensorMeta]) -> bool:
 
 def _repeated(graph: Graph, chains: Sequence[_Chain]) -> Graph:
     """The graph with a copy of each chain for each of its readers, just behind the original."""
-    taken = {*(item.name for item in graph.placeholders), *(node.name for node in graph.nodes)}
+    taken = set(graph.names())
     copies: dict[str, list[Node]] = {}
     tables: dict[str, dict[str, str]] = {}
     for chain in chains:

@@ -155,7 +155,7 @@ def leading_names(nodes: Sequence[Node], source: str) -> frozenset[str]:
 
 def facts_of(graph: Graph) -> Facts:
     """Collect what :func:`plan` needs to know about a graph."""
-    names = [*(item.name for item in graph.placeholders), *(node.name for node in graph.nodes)]
+    names = graph.names()
     fixed = {item.name for item in graph.placeholders if item.kind != "input"}
     scalars = {p.name: p.value for p in graph.placeholders if not p.meta.shape and isinstance(p.value, int | float)}
     for node in graph.nodes:

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from drk.assistant.synth.draft import contiguous_meta, plain_name
+from drk.assistant.synth.draft import contiguous_meta, fresh_name, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.regions import reduced_dims
 from drk.gym.graph import Graph, Node, Pack, Ref, TensorMeta
@@ -92,7 +92,7 @@ class _Images:
     taken: set[str] = field(default_factory=set)
 
     def run(self) -> Graph:
-        self.taken = {*(item.name for item in self.graph.placeholders), *(node.name for node in self.graph.nodes)}
+        self.taken = set(self.graph.names())
         for node in self.graph.nodes:
             made = self._imaged(node)
             if made is None:
@@ -205,13 +205,7 @@ class _Images:
         return self._named(replace(node, args=(Ref(self.images[source.name]), index), metas=(_image(node.meta),)))
 
     def _named(self, node: Node) -> Node:
-        return replace(node, name=self._free(f"{node.name}_image"))
-
-    def _free(self, name: str) -> str:
-        while name in self.taken:
-            name += "_"
-        self.taken.add(name)
-        return name
+        return replace(node, name=fresh_name(f"{node.name}_image", self.taken))
 
     # -- views between signals and images
 
@@ -234,7 +228,7 @@ class _Images:
             if len(meta.shape) == 2:
                 image = replace(image, shape=image.shape[1:], strides=image.strides[1:])
             args = (value, len(meta.shape) - 1)
-            name = self._free(f"{plain_name(value.name)}_image")
+            name = fresh_name(f"{plain_name(value.name)}_image", self.taken)
             self._append(_view(origin, name, "aten.unsqueeze.default", args, image))
             self.images[value.name] = name
         return Ref(self.images[value.name])

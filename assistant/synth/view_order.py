@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
-from drk.assistant.synth.draft import contiguous_meta
+from drk.assistant.synth.draft import contiguous_meta, fresh_name
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.index_maps import blocks
 from drk.assistant.synth.index_rules import is_view
@@ -38,7 +38,7 @@ class _Order:
     taken: set[str] = field(default_factory=set)
 
     def run(self) -> Graph:
-        self.taken = {*(item.name for item in self.graph.placeholders), *(node.name for node in self.graph.nodes)}
+        self.taken = set(self.graph.names())
         self.users = {name: set(readers) for name, readers in self.graph.users().items()}
         wanted = self._before_reductions()
         changed = False
@@ -102,7 +102,7 @@ class _Order:
                 assert shape is not None
                 shown[operand] = self._viewed(operand, view, "aten.reshape.default", (shape,), shape)
             elif self._movable(operand):
-                shown[operand] = self._show(operand, view, self._fresh(f"{operand}_{view.bare_op}"))
+                shown[operand] = self._show(operand, view, fresh_name(f"{operand}_{view.bare_op}", self.taken))
             else:
                 shown[operand] = self._viewed(operand, view, view.op, view.args[1:], view.meta.shape)
         self.nodes.remove(node)
@@ -122,16 +122,9 @@ class _Order:
         dtype = self.metas[operand].dtype
         reshapes = view.bare_op in _RESHAPES or op != view.op
         meta = contiguous_meta(shape, dtype) if reshapes else replace(view.meta, dtype=dtype)
-        name = self._fresh(f"{operand}_{view.bare_op}")
+        name = fresh_name(f"{operand}_{view.bare_op}", self.taken)
         self._append(replace(view, name=name, op=op, args=(Ref(operand), *args), metas=(meta,)))
         self.metas[name] = meta
-        return name
-
-    def _fresh(self, wish: str) -> str:
-        name, count = wish, 1
-        while name in self.taken:
-            name, count = f"{wish}_{count}", count + 1
-        self.taken.add(name)
         return name
 
 
