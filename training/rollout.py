@@ -83,6 +83,14 @@ class Clock:
     outages: int = 0
 
 
+@dataclass
+class _Slots:
+    """``free`` are slots to be had, ``open`` the trajectories that have not ended."""
+
+    free: asyncio.Semaphore
+    open: int
+
+
 class Collector:
     """Collects trajectories from a backend and a judge."""
 
@@ -109,9 +117,10 @@ class Collector:
             PromptTooLong: a task does not fit the context even alone.
         """
         clock = Clock()
-        slots = asyncio.Semaphore(self._rollout.concurrency)
+        slots = _Slots(asyncio.Semaphore(self._rollout.concurrency), len(items))
         busy_s, outages = self._backend.busy_s, self._backend.outages
-        self._backend.begin(len(items))
+        # a sampler that waits for all who will ask must not wait for those who wait for a slot
+        self._backend.begin(min(len(items), self._rollout.concurrency))
         try:
             async with asyncio.TaskGroup() as group:
                 tasks = [group.create_task(self._bounded(item, seed, slots, clock)) for item in items]
@@ -123,18 +132,20 @@ class Collector:
         clock.outages = self._backend.outages - outages
         return [task.result() for task in tasks], clock
 
-    async def _bounded(self, item: RolloutItem, seed: int, slots: asyncio.Semaphore, clock: Clock) -> Trajectory:
+    async def _bounded(self, item: RolloutItem, seed: int, slots: _Slots, clock: Clock) -> Trajectory:
         """Run one trajectory under the time limit. A limit counts from its own start, not from its wait for a slot."""
         turns: list[TurnSample] = []
         try:
-            async with slots, asyncio.timeout(self._rollout.trajectory_timeout_s):
+            async with slots.free, asyncio.timeout(self._rollout.trajectory_timeout_s):
                 return await self._run(item, seed, turns, clock)
         except TimeoutError:
             return _aborted(item, turns, "straggler", f"took longer than {self._rollout.trajectory_timeout_s:g} s")
         except (HostError, TaskError, SamplerUnavailable) as error:
             return _aborted(item, turns, "fault", str(error))
         finally:
-            self._backend.leave()
+            slots.open -= 1
+            if slots.open < self._rollout.concurrency:  # else one that waited takes this slot and asks
+                self._backend.leave()
 
     async def _run(self, item: RolloutItem, seed: int, turns: list[TurnSample], clock: Clock) -> Trajectory:
         history: list[Turn] = []

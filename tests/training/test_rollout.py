@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,10 +10,12 @@ from policy_parts import make_policy
 
 pytest.importorskip("transformers", reason="needs the train extra")
 
+import torch
 import transformers
 
 from drk.gym.errors import TaskError, ZygoteError
 from drk.gym.schema import Candidate, Task, Verdict
+from drk.training import backends
 from drk.training.backends import SamplerUnavailable
 from drk.training.config import GymSection, RewardSection, RolloutSection
 from drk.training.prompting import Prompter, PromptSettings, PromptTooLong
@@ -158,6 +161,25 @@ async def test_no_more_trajectories_run_than_slots(tokenizer: Any) -> None:
     judge = Judge()
     await make(tokenizer, Backend(), judge, concurrency=3).collect(items(*"abcdefgh"), seed=0)
     assert judge.most <= 3
+
+
+async def test_a_wave_does_not_wait_for_those_who_wait_for_a_slot(
+    tokenizer: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int] = []
+
+    def answer(_: Any, prompts: Sequence[Prompt], **__: Any) -> list[Sampled]:
+        seen.append(len(prompts))
+        return [Sampled((len(tokenizer) - 1, 2), (-0.5, -0.25), False) for _ in prompts]
+
+    monkeypatch.setattr(backends, "sample", answer)
+    model = torch.nn.Linear(1, 1)
+    wave = backends.WaveBackend(lambda: model, temperature=1.0, stop_ids=frozenset([2]), pad_id=0)
+    collector = make(tokenizer, wave, Judge(), concurrency=3, trajectory_timeout_s=60.0)  # type: ignore[arg-type]
+    found, _ = await collector.collect(items(*"abcdefgh"), seed=0)
+    assert [one.ending for one in found] == ["done"] * 8
+    assert sum(seen) == 16
+    assert max(seen) == 3
 
 
 def test_the_bare_prompt_is_the_file_and_nothing_else(tmp_path: Path) -> None:
