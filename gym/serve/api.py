@@ -22,7 +22,7 @@ from starlette.exceptions import HTTPException
 from drk.gym.serve.broker import make_celery
 from drk.gym.serve.desk import Desk, installed_versions
 from drk.gym.serve.feed import Feed, end_tasks
-from drk.gym.serve.limits import BodyLimit
+from drk.gym.serve.limits import BODY_BYTES, BodyLimit
 from drk.gym.serve.overseer import Overseer
 from drk.gym.serve.records import Audit
 from drk.gym.serve.refusals import STATUS, Refusal
@@ -142,9 +142,15 @@ def with_scope(scope: str) -> Callable[[Principal], Awaitable[Principal]]:
     return check
 
 
-def desk_of(request: Request) -> Desk:
-    """Return the application's desk."""
+async def desk_of(request: Request) -> Desk:
+    """Return the application's desk. (A coroutine, like all dependencies: others would be called in a thread.)"""
     found: Desk = request.app.state.desk
+    return found
+
+
+async def body_size(request: Request) -> int:
+    """Return how many bytes the request's body has."""
+    found: int = request.scope[BODY_BYTES]
     return found
 
 
@@ -153,6 +159,7 @@ Evaluator = Annotated[Principal, Depends(with_scope("evaluate"))]
 Profiler = Annotated[Principal, Depends(with_scope("profile"))]
 Admin = Annotated[Principal, Depends(with_scope("admin"))]
 Front = Annotated[Desk, Depends(desk_of)]
+BodyBytes = Annotated[int, Depends(body_size)]
 
 
 def error_responses(*codes: str) -> dict[int | str, dict[str, Any]]:

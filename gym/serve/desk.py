@@ -1,7 +1,8 @@
 """The service's front desk: checks what came in, makes jobs of it, hands them to store and broker, waits for results.
 
-Routes (native and KernelGYM's) are thin layers over it. Blocking work (reading tasks, sending messages) is done in
-threads, so that thousands of waiting requests share one event loop.
+Routes (native and KernelGYM's) are thin layers over it. Blocking work (reading large tasks, sending messages) is done
+in threads, so that thousands of waiting requests share one event loop; small tasks are read at once, since changing
+threads would take longer.
 """
 
 from __future__ import annotations
@@ -10,11 +11,11 @@ import asyncio
 import json
 import logging
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from celery import Celery
 from kombu.exceptions import OperationalError
@@ -43,6 +44,10 @@ from drk.gym.wire import (
 )
 
 LOG = logging.getLogger("drk.gym.desk")
+SMALL_BYTES = 64 * 1024
+"""What may be read on the event loop: a millisecond or two."""
+Given = ParamSpec("Given")
+Value = TypeVar("Value")
 REFUSED = {
     "draining": ("draining", "the server is draining and takes no new jobs"),
     "full": ("queue_full", "the queue is full"),
@@ -60,6 +65,13 @@ def installed_versions() -> str:
         except PackageNotFoundError:
             found.append(f"{name} none")
     return ", ".join(found)
+
+
+async def aside(size_bytes: int, work: Callable[Given, Value], *args: Given.args, **named: Given.kwargs) -> Value:
+    """Do ``work`` on ``size_bytes`` of text: here if they are few, else in a thread."""
+    if size_bytes <= SMALL_BYTES:
+        return work(*args, **named)
+    return await asyncio.to_thread(work, *args, **named)
 
 
 @dataclass(frozen=True)
@@ -145,23 +157,44 @@ class Desk:
         Raises:
             Refusal: a limit or quota is exceeded, or the server is draining.
         """
+        jobs, started = await self._accept(principal, items, options, batch, nonce)
+        self._send(started)
+        return [job.id for job in jobs]
+
+    async def judge(
+        self, principal: Principal, item: Item, options: Options, seconds: float, *, nonce: str = ""
+    ) -> tuple[str, str | None]:
+        """Accept one job and wait for its result; return its id and the result's JSON, as :meth:`wait` does.
+
+        Raises:
+            Refusal: a limit or quota is exceeded, or the server is draining.
+        """
+        (job,), started = await self._accept(principal, [item], options, "", nonce)
+        if not started:
+            return job.id, await self.wait(job.id, seconds)
+        with self.feed.watching(job.id) as event:
+            self._send(started)
+            return job.id, await self._await(job.id, event, seconds)
+
+    async def _accept(
+        self, principal: Principal, items: Sequence[Item], options: Options, batch: str, nonce: str
+    ) -> tuple[list[Job], list[Job]]:
+        """Make jobs of items and note them; return them, and those that are yet to be sent to a worker."""
         device_class = await self.device_class(options.device_class)
         nonce = nonce or options.idempotency_key or secrets.token_hex(16)
-        prepared = await asyncio.to_thread(self._prepare, principal, items, options, device_class, batch, nonce)
+        size_bytes = sum(map(_size_bytes, items))
+        prepared = await aside(size_bytes, self._prepare, principal, items, options, device_class, batch, nonce)
         jobs = [job for job, _ in prepared]
         texts = {job.task_id: text for job, text in prepared}
-        for name, text in texts.items():
-            await self.store.put_task(name, text, self.settings.result_ttl_s)
         admission = Admission(self.settings.queue_limit, principal.open_limit, principal.per_minute)
         meta = {"id": batch, "total": len(jobs)} if batch else None
-        verb, new = await self.store.submit(jobs, principal.name, admission, self.settings.result_ttl_s, meta)
+        ttl_s = self.settings.result_ttl_s
+        verb, new, kept = await self.store.submit(jobs, principal.name, admission, ttl_s, meta, tasks=texts)
         if verb in REFUSED:
             raise Refusal(*REFUSED[verb])
-        fresh = set(new)
-        started = [job for job in jobs if job.id in fresh]
-        remaining = await self._answer_from_cache(started) if options.cache else started
-        self._send(remaining)
-        return [job.id for job in jobs]
+        answered = await self._answer_from_cache([job for job in jobs if job.id in set(kept)])
+        waiting = set(new) - answered
+        return jobs, [job for job in jobs if job.id in waiting]
 
     def _prepare(
         self,
@@ -211,14 +244,11 @@ class Desk:
         facts = {"kind": job.kind, "task": job.task_id, "candidate": content, "size_bytes": len(job.candidate)}
         self.audit.write("submit", principal.name, source=source, job=job.id, batch=job.batch, **facts)
 
-    async def _answer_from_cache(self, jobs: Sequence[Job]) -> list[Job]:
-        """Finish those jobs whose result is kept; return the others."""
-        asked = [job for job in jobs if job.cache]
-        if not asked:
-            return list(jobs)
-        kept = await self.store.redis.mget([scripts.cache_key(job.cache) for job in asked])
+    async def _answer_from_cache(self, jobs: Sequence[Job]) -> set[str]:
+        """Finish those jobs whose result is kept; return their ids."""
+        texts = await self.store.redis.mget([scripts.cache_key(job.cache) for job in jobs]) if jobs else []
         answered = set()
-        for job, text in zip(asked, kept, strict=True):
+        for job, text in zip(jobs, texts, strict=True):
             if text is not None:
                 now = clock()
                 fresh = {"job_id": job.id, "cached": True, "queue_s": 0.0, "submitted_at": now, "finished_at": now}
@@ -226,7 +256,7 @@ class Desk:
                 counted = {"cache_hits": 1, "jobs|done": 1}
                 await self.store.finish_raw(job.id, "done", result, self.settings.result_ttl_s, counted)
                 answered.add(job.id)
-        return [job for job in jobs if job.id not in answered]
+        return answered
 
     def _send(self, jobs: Sequence[Job]) -> None:
         """Hand jobs to the broker, from a thread. What is lost on the way is sent again by the overseer."""
@@ -255,18 +285,22 @@ class Desk:
             raise Refusal("not_found", f"there is no job {job_id!r}")
         return fields
 
-    async def wait(self, job_id: str, seconds: float) -> dict[str, Any] | None:
-        """Return a job's result, waiting for it at most ``seconds``; null when it is not there then."""
+    async def wait(self, job_id: str, seconds: float) -> str | None:
+        """Return a job's result as JSON, waiting for it at most ``seconds``; null when it is not there then."""
         with self.feed.watching(job_id) as event:
-            (result,) = await self.store.results([job_id])
-            if result is None and seconds > 0:
-                try:
-                    async with asyncio.timeout(seconds):
-                        await event.wait()
-                except TimeoutError:
-                    return None
-                (result,) = await self.store.results([job_id])
-        return result
+            text = await self.store.result_text(job_id)
+            return text if text is not None else await self._await(job_id, event, seconds)
+
+    async def _await(self, job_id: str, event: asyncio.Event, seconds: float) -> str | None:
+        """Return a result once its event is set; null when that takes longer than ``seconds``."""
+        if seconds <= 0:
+            return None
+        try:
+            async with asyncio.timeout(seconds):
+                await event.wait()
+        except TimeoutError:
+            return None
+        return await self.store.result_text(job_id)
 
     async def cancel(self, principal: Principal, job_id: str) -> str:
         """Cancel a job; return the state that it was in.
@@ -284,3 +318,8 @@ class Desk:
         if state not in TERMINAL:
             self.audit.write("cancel", principal.name, job=job_id)
         return state
+
+
+def _size_bytes(item: Item) -> int:
+    source = len(item.candidate.source) if item.candidate else 0
+    return source + sum(map(len, item.task.files.values()))

@@ -16,6 +16,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from drk.gym.serve.refusals import Refusal
 
+BODY_BYTES = "drk.body_bytes"
+"""Where a request's scope says how large its body is."""
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 
 
@@ -45,6 +47,7 @@ class BodyLimit:
             return
         if body is None:
             return  # the client went away
+        scope[BODY_BYTES] = len(body)
         given = False
 
         async def replay() -> Message:

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import secrets
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Header, Path, Query, Request, Response
-from fastapi.responses import StreamingResponse
+from fastapi.responses import JSONResponse, StreamingResponse
 
 from drk.gym.serve import scripts
-from drk.gym.serve.api import Evaluator, Front, Profiler, Who, error_responses
+from drk.gym.serve.api import BodyBytes, Evaluator, Front, Profiler, Who, error_responses
 from drk.gym.serve.bodies import BatchBody, EvaluationBody, Options, ProfileBody
-from drk.gym.serve.desk import Desk, Item
+from drk.gym.serve.desk import Desk, Item, aside
 from drk.gym.serve.jobs import TERMINAL, make_id
 from drk.gym.serve.refusals import Refusal
 from drk.gym.serve.tokens import Principal
@@ -24,42 +23,41 @@ JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
 Wait = Annotated[float, Query(ge=0, le=3600, description="Seconds to wait for the result.")]
 SUBMIT_ERRORS = error_responses("invalid_request", "queue_full", "quota_exceeded", "rate_limited", "draining")
 READ_ERRORS = error_responses("invalid_request", "not_found")
+ACCEPTED: dict[str, Any] = {"description": "Accepted, not finished yet."}
+UNFINISHED: dict[str, Any] = {"description": "Not finished yet."}
 BEAT_S = 15.0
 PAGE = 200
 
 
-def _answer(response: Response, job_id: str, result: dict[str, Any] | None, state: str = "waiting") -> dict[str, Any]:
-    """Return a job's public form; 202 while it is not finished."""
+def _answer(job_id: str, result: str | None, state: str = "waiting") -> Response:
+    """Return a job's public form; 202 while it is not finished. A result is passed on as it was written."""
     if result is not None:
-        return result
-    response.status_code = 202
-    response.headers["Location"] = f"/v1/evaluations/{job_id}"
-    return {"job_id": job_id, "state": state, "verdict": None, "report": None, "error": None}
+        return Response(result, media_type="application/json")
+    body = {"job_id": job_id, "state": state, "verdict": None, "report": None, "error": None}
+    return JSONResponse(body, 202, {"Location": f"/v1/evaluations/{job_id}"})
 
 
-@router.post("/evaluations", responses={202: {"description": "Accepted, not finished yet."}, **SUBMIT_ERRORS})
-async def submit_evaluation(body: EvaluationBody, who: Evaluator, desk: Front, response: Response) -> dict[str, Any]:
+@router.post("/evaluations", response_model=dict[str, Any], responses={202: ACCEPTED, **SUBMIT_ERRORS})
+async def submit_evaluation(body: EvaluationBody, who: Evaluator, desk: Front, size_bytes: BodyBytes) -> Response:
     """Judge one candidate; answers 200 with the result, or 202 with the job when ``wait_s`` was too short."""
-    task = await asyncio.to_thread(desk.read_task, body.task)
+    task = await aside(size_bytes, desk.read_task, body.task)
     item = Item("evaluation", task, desk.read_candidate(body.candidate))
-    (job_id,) = await desk.submit(who, [item], body)
-    return _answer(response, job_id, await desk.wait(job_id, body.wait_s))
+    return _answer(*await desk.judge(who, item, body, body.wait_s))
 
 
-@router.post("/profiles", responses={202: {"description": "Accepted, not finished yet."}, **SUBMIT_ERRORS})
-async def submit_profile(body: ProfileBody, who: Profiler, desk: Front, response: Response) -> dict[str, Any]:
+@router.post("/profiles", response_model=dict[str, Any], responses={202: ACCEPTED, **SUBMIT_ERRORS})
+async def submit_profile(body: ProfileBody, who: Profiler, desk: Front, size_bytes: BodyBytes) -> Response:
     """Look at a task's reference: shapes, graph, estimated cost, measured kernels."""
-    task = await asyncio.to_thread(desk.read_task, body.task)
-    (job_id,) = await desk.submit(who, [Item(body.what, task, None)], body)
-    return _answer(response, job_id, await desk.wait(job_id, body.wait_s))
+    task = await aside(size_bytes, desk.read_task, body.task)
+    return _answer(*await desk.judge(who, Item(body.what, task, None), body, body.wait_s))
 
 
-@router.get("/evaluations/{job_id}", responses={202: {"description": "Not finished yet."}, **READ_ERRORS})
-@router.get("/profiles/{job_id}", responses={202: {"description": "Not finished yet."}, **READ_ERRORS})
-async def get_job(job_id: JobId, who: Who, desk: Front, response: Response, wait_s: Wait = 0.0) -> dict[str, Any]:
+@router.get("/evaluations/{job_id}", response_model=dict[str, Any], responses={202: UNFINISHED, **READ_ERRORS})
+@router.get("/profiles/{job_id}", response_model=dict[str, Any], responses={202: UNFINISHED, **READ_ERRORS})
+async def get_job(job_id: JobId, who: Who, desk: Front, wait_s: Wait = 0.0) -> Response:
     """Return a job's result, or its state."""
     fields = await desk.visible(who, job_id)
-    return _answer(response, job_id, await desk.wait(job_id, wait_s), fields["state"])
+    return _answer(job_id, await desk.wait(job_id, wait_s), fields["state"])
 
 
 @router.delete("/evaluations/{job_id}", responses=READ_ERRORS)
@@ -74,11 +72,11 @@ async def cancel_job(job_id: JobId, who: Who, desk: Front) -> dict[str, Any]:
 
 
 @router.post("/batches", status_code=202, responses=SUBMIT_ERRORS)
-async def submit_batch(body: BatchBody, who: Evaluator, desk: Front) -> dict[str, Any]:
+async def submit_batch(body: BatchBody, who: Evaluator, desk: Front, size_bytes: BodyBytes) -> dict[str, Any]:
     """Accept many evaluations, all or none."""
     if len(body.items) > desk.settings.batch_limit:
         raise Refusal("invalid_request", f"a batch has at most {desk.settings.batch_limit} items")
-    items = await asyncio.to_thread(_read_items, desk, body)
+    items = await aside(size_bytes, _read_items, desk, body)
     nonce = body.idempotency_key or secrets.token_hex(16)
     batch = make_id(who.name, nonce, "batch")
     options = Options(**{**body.model_dump(include=set(Options.model_fields)), "idempotency_key": nonce})

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import secrets
 from typing import Annotated, Any
 
@@ -57,7 +58,7 @@ async def _judged(desk: Desk, who: Principal, request: EvaluationRequest) -> dic
     result = await desk.wait(job_id, desk.settings.queue_s + request.timeout + GRACE_S)
     if result is None:
         raise Refusal("unavailable", f"{request.task_id!r} is still not finished", help="ask /results/{task_id} later")
-    return response_of(request.task_id, result, request.reference_backend)
+    return response_of(request.task_id, json.loads(result), request.reference_backend)
 
 
 @router.post("/evaluate", responses=ERRORS)
@@ -117,7 +118,7 @@ async def results(name: TaskName, who: Who, desk: Front) -> dict[str, Any]:
     result = await desk.wait(await _job_of(desk, who, name), 0.0)
     if result is None:
         raise Refusal("not_found", f"the task {name!r} is not finished")
-    return response_of(name, result)
+    return response_of(name, json.loads(result))
 
 
 @router.get("/status/{name}", responses=READ_ERRORS)
@@ -128,7 +129,7 @@ async def task_status(name: TaskName, who: Who, desk: Front) -> dict[str, Any]:
     state = {"waiting": "pending", "running": "processing"}.get(fields["state"], "completed")
     if fields["state"] in TERMINAL:
         result = await desk.wait(job_id, 0.0)
-        state = response_of(name, result)["status"] if result else "failed"
+        state = response_of(name, json.loads(result))["status"] if result else "failed"
     worker = fields.get("worker") or None
     return {
         "task_id": name,

@@ -62,13 +62,20 @@ def cache_key(digest: str) -> str:
 
 
 SUBMIT = """
--- ARGV: jobs (JSON array of flat objects), now, queue limit, owner, open limit, rate limit, ttl, batch (JSON or '')
+-- ARGV: jobs (JSON array of flat objects), now, queue limit, owner, open limit, rate limit, ttl, batch (JSON or ''),
+-- ids of tasks that must be kept here (JSON array). Returns {verb, ids, ids whose result is in the cache}: of the new
+-- jobs if queued, of the missing tasks if 'tasks'
 local jobs, now, owner, ttl = cjson.decode(ARGV[1]), ARGV[2], ARGV[4], ARGV[7]
 local new = {}
 for _, job in ipairs(jobs) do
   if redis.call('EXISTS', 'drk:job:' .. job.id) == 0 then new[#new + 1] = job end
 end
 if #new == 0 then return {'exists'} end
+local missing = {}
+for _, task in ipairs(cjson.decode(ARGV[9])) do
+  if redis.call('EXPIRE', 'drk:task:' .. task, ttl) == 0 then missing[#missing + 1] = task end
+end
+if #missing > 0 then return {'tasks', missing} end
 if redis.call('EXISTS', 'drk:draining') == 1 then return {'draining'} end
 local open = redis.call('ZCARD', 'drk:waiting') + redis.call('ZCARD', 'drk:running')
 if open + #new > tonumber(ARGV[3]) then return {'full'} end
@@ -87,7 +94,7 @@ if ARGV[8] ~= '' then
   redis.call('HSET', key, 'owner', owner, 'total', batch.total, 'submitted_at', now)
   redis.call('EXPIRE', key, ttl)
 end
-local ids = {'queued'}
+local ids, kept = {}, {}
 for _, job in ipairs(new) do
   local flat = {}
   for name, value in pairs(job) do flat[#flat + 1] = name; flat[#flat + 1] = value end
@@ -96,8 +103,9 @@ for _, job in ipairs(new) do
   redis.call('EXPIRE', 'drk:job:' .. job.id, ttl)
   redis.call('ZADD', 'drk:waiting', now, job.id)
   ids[#ids + 1] = job.id
+  if job.cache ~= '' and redis.call('EXISTS', 'drk:cache:' .. job.cache) == 1 then kept[#kept + 1] = job.id end
 end
-return ids
+return {'queued', ids, kept}
 """
 
 CLAIM = """

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from redis.asyncio import BlockingConnectionPool, ConnectionPool, Redis
 from redis.asyncio.retry import Retry
@@ -31,6 +31,17 @@ class Admission:
     queue_limit: int
     open_limit: int
     per_minute: int
+
+
+class Submission(NamedTuple):
+    """What became of a submission: ``queued`` and the ids that are new, or ``exists``, or why it was refused.
+
+    ``kept`` are those of the new ids whose result is in the cache already.
+    """
+
+    verb: str
+    new: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()
 
 
 def connect(url: str) -> Any:
@@ -69,29 +80,41 @@ class Store:
 
     async def put_task(self, task_id: str, text: str, ttl_s: int) -> None:
         """Keep a task's JSON under its id."""
-        if not await self.redis.expire(scripts.task_key(task_id), ttl_s):
-            await self.redis.set(scripts.task_key(task_id), text, ex=ttl_s)
+        await self.redis.set(scripts.task_key(task_id), text, ex=ttl_s)
 
     async def submit(
-        self, jobs: Sequence[Job], owner: str, admission: Admission, ttl_s: int, batch: Mapping[str, Any] | None = None
-    ) -> tuple[str, list[str]]:
+        self,
+        jobs: Sequence[Job],
+        owner: str,
+        admission: Admission,
+        ttl_s: int,
+        batch: Mapping[str, Any] | None = None,
+        *,
+        tasks: Mapping[str, str] | None = None,
+    ) -> Submission:
         """Accept jobs, all or none; jobs that are known already are left as they are.
 
-        Returns ``queued`` and the ids that are new, or ``exists``, ``draining``, ``full``, ``quota``, ``rate``.
+        ``tasks`` are the JSON texts of tasks by id: kept first, where they are not kept yet. The verb of a refusal is
+        ``draining``, ``full``, ``quota`` or ``rate``.
         """
-        answer = await self._submit(
-            args=[
-                json.dumps([job.fields() for job in jobs]),
-                clock(),
-                admission.queue_limit,
-                owner,
-                admission.open_limit,
-                admission.per_minute,
-                ttl_s,
-                json.dumps(batch) if batch else "",
-            ]
-        )
-        return str(answer[0]), list(answer[1:])
+        texts = tasks or {}
+        args: list[Any] = [
+            json.dumps([job.fields() for job in jobs]),
+            clock(),
+            admission.queue_limit,
+            owner,
+            admission.open_limit,
+            admission.per_minute,
+            ttl_s,
+            json.dumps(batch) if batch else "",
+            json.dumps(list(texts)),
+        ]
+        while True:
+            verb, *lists = await self._submit(args=args)
+            if verb != "tasks":
+                return Submission(str(verb), *(tuple(ids) for ids in lists))
+            for name in lists[0]:
+                await self.put_task(name, texts[name], ttl_s)
 
     async def finish(
         self, job_id: str, outcome: Outcome, ttl_s: int, increments: Mapping[str, float], worker: str = ""
@@ -125,6 +148,11 @@ class Store:
             return []
         texts = await self.redis.mget([scripts.result_key(job_id) for job_id in job_ids])
         return [json.loads(text) if text is not None else None for text in texts]
+
+    async def result_text(self, job_id: str) -> str | None:
+        """Return a job's result as it was written, or null."""
+        text: str | None = await self.redis.get(scripts.result_key(job_id))
+        return text
 
     async def cached(self, digest: str) -> dict[str, Any] | None:
         """Return the result kept for this content, or null."""

@@ -9,7 +9,7 @@ import pytest
 
 from drk.gym.serve import scripts
 from drk.gym.serve.jobs import Job, Outcome, clock, expired
-from drk.gym.serve.store import Admission
+from drk.gym.serve.store import Admission, Submission
 
 ROOMY = Admission(1000, 1000, 1000)
 FACTS = {"class": "interpret", "slots": "1", "device": "interpret"}
@@ -24,9 +24,9 @@ DONE = Outcome("done", verdict={"status": "accepted"})
 
 
 async def test_the_same_job_is_accepted_once(store) -> None:
-    assert await store.submit([job()], "me", ROOMY, 60) == ("queued", ["a"])
-    assert await store.submit([job()], "me", ROOMY, 60) == ("exists", [])
-    assert await store.submit([job(), job("b")], "me", ROOMY, 60) == ("queued", ["b"])
+    assert await store.submit([job()], "me", ROOMY, 60) == Submission("queued", ("a",))
+    assert await store.submit([job()], "me", ROOMY, 60) == Submission("exists")
+    assert await store.submit([job(), job("b")], "me", ROOMY, 60) == Submission("queued", ("b",))
     assert await store.depth() == (2, 0)
     assert await store.redis.hget(scripts.OPEN, "me") == "2"
 
