@@ -28,7 +28,9 @@ from drk.assistant.errors import UsageError
 from drk.gym.sandbox import terminate
 
 GRACE_S = 20.0
-RECORDERS = ("capture_values", "capture_recorder", "profile_hooks", "profile_marks", "profile_window")
+RECORDERS = (
+    "capture_values", "capture_recorder", "profile_clock", "profile_hooks", "profile_marks", "profile_window",
+)  # fmt: skip
 """Files that run in the user's process, which may have no drk: they import nothing of it but each other."""
 
 Ended = Literal["finished", "crashed", "killed", "time-limit", "interrupted"]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 import platform
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
@@ -19,11 +19,11 @@ from pathlib import Path
 
 from drk.assistant.profile_fusion import fusion_candidates
 from drk.assistant.profile_recording import Recording
-from drk.assistant.profile_rows import Ground, function_rows, kernel_rows, module_rows
+from drk.assistant.profile_rows import Ground, function_rows, kernel_rows, module_rows, part_name, part_rows
 from drk.assistant.profile_steps import Window, idle_split, timeline, window_of
 from drk.assistant.profile_trace import Slice, Trace
 from drk.assistant.profile_work import roof_of
-from drk.assistant.report import Attribution, Environment, Figure, Method, Report, Roof
+from drk.assistant.report import Attribution, Environment, Figure, IdleSplit, Method, Report, Roof
 from drk.assistant.report_source import SourcePlaces
 from drk.assistant.report_verdict import verdict_sentence
 from drk.gym.devices import device_facts
@@ -47,10 +47,12 @@ class Asked:
 def build_report(recording: Recording, trace: Trace, asked: Asked) -> Report:
     """Return the report; ``asked.method`` supplies everything but steps, warm-up and whose times they are."""
     window = window_of(trace, recording)
-    slices = [piece for piece in trace.slices if window.holds(piece)]
+    sites = {module.id: module.called_at for module in recording.modules}
+    slices = [_with_call_site(piece, sites) for piece in trace.slices if window.holds(piece)]
     total = sum(piece.duration_us for piece in slices)
     idle = idle_split(slices, window) if trace.on_device else None
     roof, warnings = _roof(recording, trace.on_device, asked.target)
+    warnings = (*warnings, *_device_warnings(recording, trace))
     ground = Ground(
         recording=recording,
         names=recording.module_names(),
@@ -74,11 +76,12 @@ def build_report(recording: Recording, trace: Trace, asked: Asked) -> Report:
         wall_us=window.wall_us,
         method=_method(asked.method, window, trace.on_device),
         environment=_environment(recording),
-        attribution=_attribution(slices, total, window, trace.on_device),
+        attribution=_attribution(slices, window, ground, idle),
         roof=roof,
         kernels=kernels,
         modules=module_rows(slices, ground),
         functions=function_rows(slices, ground),
+        parts=part_rows(slices, ground),
         fusions=fusion_candidates(slices, ground),
         timeline=timeline(trace, window, ground.names),
         idle=idle,
@@ -88,6 +91,24 @@ def build_report(recording: Recording, trace: Trace, asked: Asked) -> Report:
         warnings=(*warnings, *window.warnings, *recording.notes),
     )
     return replace(report, verdict=verdict_sentence(report))
+
+
+def _with_call_site(piece: Slice, sites: Mapping[int, int | None]) -> Slice:
+    """Return a slice whose line is not known (compiled code, a replayed graph) with the line that calls its module."""
+    if piece.line is not None or not piece.calls:
+        return piece
+    known = [site for number, _ in reversed(piece.calls) if (site := sites.get(number)) is not None]
+    return replace(piece, line=known[0]) if known else piece
+
+
+def _device_warnings(recording: Recording, trace: Trace) -> tuple[str, ...]:
+    device = str(recording.environment.get("device", "cpu"))
+    if device != "cpu" and not trace.on_device:
+        return (f"the program used {device}, and torch.profiler saw no kernel on it: the times are the host's",)
+    if len(trace.devices) > 1:
+        count, shown = len(trace.devices), trace.devices[0]
+        return (f"kernels ran on {count} GPUs of this process: those of cuda:{shown} are shown",)
+    return ()
 
 
 def _roof(recording: Recording, on_device: bool, target: str | None) -> tuple[Roof | None, tuple[str, ...]]:
@@ -144,26 +165,31 @@ def _cpu_name() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
 
 
-def _attribution(slices: Sequence[Slice], total: float, window: Window, on_device: bool) -> Attribution:
+def _attribution(slices: Sequence[Slice], window: Window, ground: Ground, idle: IdleSplit | None) -> Attribution:
+    total = ground.total_us
     in_module = sum(piece.duration_us for piece in slices if piece.calls)
+    in_part = sum(piece.duration_us for piece in slices if part_name(piece, ground))
     on_line = sum(piece.duration_us for piece in slices if piece.line is not None)
     ratio = total / window.wall_us if window.wall_us else None
     explanation = ""
     if ratio is not None and abs(1 - ratio) > NEAR_WALL:
-        explanation = _explain(ratio, on_device)
-    share = 1.0 if not total else in_module / total
-    return Attribution(share, 1.0 if not total else on_line / total, ratio, explanation)
+        explanation = _explain(ratio, total, idle)
+    if not total:
+        return Attribution(1.0, 1.0, ratio, explanation, 1.0)
+    return Attribution(in_module / total, on_line / total, ratio, explanation, (in_module + in_part) / total)
 
 
-def _explain(ratio: float, on_device: bool) -> str:
-    if ratio < 1:
-        rest = 100 * (1 - ratio)
-        if on_device:
-            return f"the device waits {rest:.0f} % of the wall time: see the idle split"
+def _explain(ratio: float, total: float, idle: IdleSplit | None) -> str:
+    rest = 100 * (1 - ratio)
+    if idle is None and ratio < 1:
         return f"{rest:.0f} % of the wall time is not in operators: Python, data loading, and the program's own waiting"
-    if on_device:
+    if idle is None:
+        return "operators ran slower under the profiler, or side by side on several threads"
+    if ratio < 1:
+        return f"the device waits {rest:.0f} % of the wall time: see the idle split"
+    if total > (1 + NEAR_WALL) * idle.busy_us:
         return "kernels overlap on several streams, so that their times add up to more than the wall time"
-    return "operators ran slower under the profiler, or side by side on several threads"
+    return "kernels took longer under the profiler than in the steps after it"
 
 
 def _not_covered(recording: Recording, trace: Trace) -> tuple[str, ...]:

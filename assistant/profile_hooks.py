@@ -30,6 +30,7 @@ from typing import Any
 
 from drk.assistant.capture_recorder import before_hard_exit
 from drk.assistant.capture_values import ValueWriter, autocast_dtype, value_range
+from drk.assistant.profile_clock import DeviceClock, capturing_graph
 from drk.assistant.profile_marks import LineTable, own_work
 from drk.assistant.profile_window import Window, uses_gpu
 
@@ -108,6 +109,7 @@ class ProfileRecorder:
         self.init_of: dict[int, int] = {}
         self.steps: dict[int, list[int]] = {}
         self.main: Entry | None = None
+        self.clock = DeviceClock(self.torch)
         self.notes: list[str] = []
         self.stacks = threading.local()
         self.lock = threading.RLock()
@@ -196,7 +198,11 @@ class ProfileRecorder:
         times = self.steps.setdefault(entry.number, [])
         if len(times) < MAX_STEPS_KEPT:
             times.append(time.perf_counter_ns())
+        if capturing_graph(self.torch):
+            return  # no profiler may start or stop, and nothing be waited for, until the graph is whole
         before = self.window.state
+        if before == "closed" and self.window.device and entry is self.main:
+            self.clock.tick(entry.number)
         self.window.mark_step(entry.number, entry.calls - 1, module, is_main=entry is self.main)
         closed = before == "open" and self.window.state != "open"
         if closed or time.monotonic() - self.written_at > WRITE_EVERY_S:
@@ -240,6 +246,8 @@ class ProfileRecorder:
             "autocast": autocast_dtype(torch),
             "count": 1,
         }
+        if capturing_graph(torch):  # looking at values would wait for the device, which breaks the capture
+            return {**self.values.call_json(args, kwargs, data=False), **facts, "ranges": []}
         with own_work():
             call = self.values.call_json(args, kwargs, data=True)
             tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
@@ -269,6 +277,7 @@ class ProfileRecorder:
                 "lines": window.slot is not None,
             },
             "notes": self.notes,
+            "device_steps_us": self.clock.to_json(),
         }
 
     def write(self) -> None:
@@ -329,7 +338,8 @@ def watch(module_class: Any, recorder: ProfileRecorder) -> Any:
     call, new = module_class.__call__, module_class.__dict__.get("__new__")
 
     def __call__(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if not recorder.active or torch.compiler.is_compiling() or torch.jit.is_tracing():
+        # first whether it compiles: what stands after it is then not traced, and the code not guarded by it
+        if torch.compiler.is_compiling() or not recorder.active or torch.jit.is_tracing():
             return call(self, *args, **kwargs)
         try:
             made, entered = recorder.enter(self, args, kwargs)

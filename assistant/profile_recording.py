@@ -85,6 +85,8 @@ class Recording:
     window: RecordedWindow
     notes: tuple[str, ...] = ()
     main: str = ""
+    device_steps_us: dict[str, list[float]] = field(default_factory=dict)
+    """By root: how long steps after the window took on a GPU, from the begin of one to that of the next."""
 
     @property
     def step_root(self) -> int | None:

@@ -2,7 +2,8 @@
 
 Kernel rows are groups of one name, operator, module, line and phase, so they sum to the total. Module rows are
 inclusive: a slice counts for every module call around it. Function rows count a slice for the function that its line
-stands in. What limits a row is worked out in :mod:`drk.assistant.profile_work`.
+stands in. Part rows say what ran outside of all modules. What limits a row is worked out in
+:mod:`drk.assistant.profile_work`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from drk.assistant.profile_recording import RecordedModule, Recording, plain_pat
 from drk.assistant.profile_trace import Slice
 from drk.assistant.profile_tree import OpCall
 from drk.assistant.profile_work import floor_us, peak_key, quantile, row_work, total_cost
-from drk.assistant.report import BoundClass, FunctionRow, KernelRow, ModuleRow, Place, Roof, Times, Work
+from drk.assistant.report import BoundClass, FunctionRow, KernelRow, ModuleRow, PartRow, Place, Roof, Times, Work
 from drk.assistant.report_source import SourcePlaces
 
 MAX_KERNEL_ROWS = 300
@@ -217,3 +218,31 @@ def _function_row(lines: list[tuple[Place, list[Slice]]], ground: Ground) -> Fun
     times = times_of(pieces, [piece.duration_us for piece in pieces], ground)
     name = hottest.qualname or f"{hottest.file} (top level)"
     return FunctionRow(name, times, hottest, work_of(pieces, times, ground))
+
+
+# --- parts outside of modules ------------------------------------------------------------------------------------
+
+
+def part_rows(slices: Sequence[Slice], ground: Ground) -> tuple[PartRow, ...]:
+    """Return one row for each optimizer and each function that launched something outside of modules, longest first."""
+    groups: dict[str, list[Slice]] = {}
+    for piece in slices:
+        name = part_name(piece, ground)
+        if name:
+            groups.setdefault(name, []).append(piece)
+    rows = [_part_row(name, pieces, ground) for name, pieces in groups.items()]
+    return tuple(sorted(rows, key=lambda row: -row.times.total_us))
+
+
+def part_name(piece: Slice, ground: Ground) -> str:
+    """Return the part outside of modules that a slice belongs to; empty where it is in a module or not known."""
+    if piece.calls or piece.part:
+        return "" if piece.calls else piece.part
+    place = ground.place(piece.line)
+    return "" if place is None else place.qualname or f"{place.file} (top level)"
+
+
+def _part_row(name: str, pieces: list[Slice], ground: Ground) -> PartRow:
+    lines = grouped(pieces, lambda piece: piece.line)
+    hottest = max(lines, key=lambda line: sum(piece.duration_us for piece in lines[line]))
+    return PartRow(name, times_of(pieces, [piece.duration_us for piece in pieces], ground), ground.place(hottest))

@@ -58,7 +58,13 @@ def window_of(trace: Trace, recording: Recording) -> Window:
 
 
 def _clean_steps(recording: Recording, last: int) -> list[float]:
-    """Durations of the steps after the window; the one that closed it, and the last, whose end is unknown, left out."""
+    """Durations of the steps after the window; the one that closed it, and the last, whose end is unknown, left out.
+
+    On a GPU by the device's clock: the host may run ahead, and then its clock sees how long launching took.
+    """
+    measured = recording.device_steps_us.get(str(recording.step_root), [])
+    if len(measured) >= ENOUGH_CLEAN_STEPS:
+        return measured
     times = recording.step_starts_us()[last + 2 :]
     return [after - before for before, after in itertools.pairwise(times)]
 
@@ -67,6 +73,7 @@ def idle_split(slices: Sequence[Slice], window: Window) -> IdleSplit:
     """Split the device's time, from its first kernel of the window to its last, into busy, launch gaps and idle.
 
     The host may run ahead of the device, so the steps' bounds, which are the host's, are not those of the kernels.
+    Where steps ran without the profiler the wall time is theirs, and the gaps are shortened to fit.
     """
     order = sorted(slices, key=lambda piece: piece.start_us)
     if not order or not window.steps:
@@ -82,7 +89,11 @@ def idle_split(slices: Sequence[Slice], window: Window) -> IdleSplit:
         stop = piece.start_us + piece.duration_us
         busy += max(stop - max(piece.start_us, at), 0.0)
         at = max(at, stop)
-    return IdleSplit(at - begin, busy, launch, idle)
+    profiled, gaps = at - begin, launch + idle
+    if not window.wall_is_clean or not gaps:
+        return IdleSplit(profiled, busy, launch, idle, profiled)
+    waiting = max(window.wall_us - busy, 0.0)
+    return IdleSplit(busy + waiting, busy, waiting * launch / gaps, waiting * idle / gaps, profiled)
 
 
 def timeline(trace: Trace, window: Window, names: Mapping[int, str]) -> tuple[TimelineSpan, ...]:

@@ -1,7 +1,7 @@
 """Reads a Chrome trace of torch.profiler and ties every kernel or operator to a module, a source line and a step.
 
 Host events form trees that know their module and line (:mod:`drk.assistant.profile_tree`). A kernel belongs to the host
-event that launched it (correlation id).
+event that launched it (correlation id), or where that was not seen to the operator with its external id.
 
 The result is a list of :class:`Slice`: kernels and copies where the trace has a device, else operators with the time
 that is their own. Works on plain dicts, so that traces of GPUs can be tested without one.
@@ -56,7 +56,7 @@ class Slice:
 
     ``calls`` are the module calls around it, outermost first, as (module number, number of the call in the trace);
     ``line`` is a number of the line table; ``works`` are the operators whose work it does, with its fraction of each.
-    ``host_us`` is when the host began it.
+    ``host_us`` is when the host began it; ``part`` the optimizer's step it belongs to (``AdamW.step``), else empty.
     """
 
     name: str
@@ -70,6 +70,7 @@ class Slice:
     calls: tuple[tuple[int, int], ...] = ()
     works: tuple[tuple[OpCall, float], ...] = ()
     launch: Launch | None = None
+    part: str = ""
 
     @property
     def module(self) -> int | None:
@@ -81,7 +82,8 @@ class Slice:
 class Trace:
     """Everything that ran between the first step's begin and the end of the window, the recorder's own work left out.
 
-    ``step_starts`` are (step number, microseconds) in order; ``end_us`` is when the last thing ended.
+    ``step_starts`` are (step number, microseconds) in order; ``end_us`` is when the last thing ended. ``devices`` are
+    the GPUs that worked, the busiest first: slices are of that one.
     """
 
     slices: tuple[Slice, ...]
@@ -90,6 +92,7 @@ class Trace:
     end_us: float
     spans: tuple[tuple[int, float, float, int], ...] = ()
     """Calls of modules: (module number, start, duration, depth)."""
+    devices: tuple[int, ...] = ()
 
 
 def read_events(path: Path) -> list[dict[str, Any]]:
@@ -122,12 +125,28 @@ def analyse(events: Iterable[Mapping[str, Any]], root: int | None = None) -> Tra
     inherit(nodes)
     kept = [node for node in nodes if not node.own]
     begin = starts[0][1] if starts else float("-inf")
-    slices = _device_slices(device, kept) if device else _host_slices(kept)
+    devices = _busiest_first(device)
+    shown = [event for event in device if _device_number(event) == devices[0]]
+    slices = _device_slices(shown, nodes) if device else _host_slices(kept)
     placed = [_with_step(piece, starts) for piece in slices if piece.host_us >= begin]
     placed.sort(key=lambda piece: piece.start_us)
     ends = [piece.start_us + piece.duration_us for piece in placed]
     ends += [node.end for node in kept if not node.mark]
-    return Trace(tuple(placed), bool(device), tuple(starts), max(ends, default=0.0), tuple(_spans(kept, begin)))
+    end = max(ends, default=0.0)
+    return Trace(tuple(placed), bool(device), tuple(starts), end, tuple(_spans(kept, begin)), devices)
+
+
+def _device_number(event: Mapping[str, Any]) -> int:
+    return _number((event.get("args") or {}).get("device")) or 0
+
+
+def _busiest_first(events: Sequence[Mapping[str, Any]]) -> tuple[int, ...]:
+    """Return the numbers of the GPUs that the events are of."""
+    busy: dict[int, float] = {}
+    for event in events:
+        number = _device_number(event)
+        busy[number] = busy.get(number, 0.0) + float(event.get("dur", 0.0))
+    return tuple(sorted(busy, key=lambda number: -busy[number]))
 
 
 # --- slices ----------------------------------------------------------------------------------------------------
@@ -163,21 +182,28 @@ def _host_slices(nodes: Sequence[Node]) -> list[Slice]:
             unit.line,
             unit.calls,
             tuple(works.get(key, ())),
+            part=unit.part,
         )
         for key, unit in units.items()
     ]
 
 
 def _device_slices(events: Sequence[Mapping[str, Any]], nodes: Sequence[Node]) -> list[Slice]:
-    """One slice for each kernel, copy and fill, at the host event that launched it."""
+    """One slice for each kernel, copy and fill, at the host event that launched it; the recorder's own are left out."""
     launches: dict[Any, Node] = {}
+    outside: dict[Any, Node] = {}
     for node in nodes:
         correlation = node.args.get("correlation")
         if node.kind in ("cuda_runtime", "cuda_driver") and correlation is not None:
             launches[correlation] = node
+        elif node.is_op and "External id" in node.args:
+            outside[node.args["External id"]] = node
     rows = []
     for event in events:
-        launcher = launches.get((event.get("args") or {}).get("correlation"))
+        args = event.get("args") or {}
+        launcher = launches.get(args.get("correlation")) or outside.get(args.get("External id"))
+        if launcher is not None and launcher.own:
+            continue
         op = launcher
         while op is not None and not op.is_op:
             op = None if op.mark else op.parent
@@ -186,11 +212,7 @@ def _device_slices(events: Sequence[Mapping[str, Any]], nodes: Sequence[Node]) -
     for event, _, op in rows:
         if op is not None:
             totals[id(op)] = totals.get(id(op), 0.0) + float(event.get("dur", 0.0))
-    return [_device_slice(event, launcher, op, totals) for event, launcher, op in rows if launcher or _is_known(event)]
-
-
-def _is_known(event: Mapping[str, Any]) -> bool:
-    return float(event.get("dur", 0.0)) > 0
+    return [_device_slice(event, launcher, op, totals) for event, launcher, op in rows]
 
 
 def _device_slice(
@@ -217,6 +239,7 @@ def _device_slice(
             _number(args.get("shared memory")),
             _number(args.get("stream")) or 0,
         ),
+        launcher.part if launcher is not None else "",
     )
 
 

@@ -1,14 +1,16 @@
 """The tree of host events of a profiler trace: who is inside whom, and which module and line each belongs to.
 
 Events of a thread nest by time. Marks (:mod:`drk.assistant.profile_marks`) among them say module and line, which
-everything inside inherits. Backward operators run without Python: they take module and line of the forward operator
-with the same sequence number; gradient accumulation takes those of the operator before it.
+everything inside inherits. Backward operators run without Python, on a GPU in a thread of their own: they take module
+and line of the forward operator with the same sequence number; gradient accumulation takes those of the operator before
+it; what has neither takes the line that called ``backward`` meanwhile.
 
 Limits: autograd's sequence numbers are per thread, so threads that run forward side by side can be confused.
 """
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -27,6 +29,8 @@ FREE = VIEWS | frozenset((
 HELPING = frozenset(("copy_", "fill_", "zero_", "zeros", "zeros_like", "ones_like", "clone", "to", "_to_copy"))
 """Operators that others call to prepare their own work, which is counted there."""
 EVALUATE = "autograd::engine::evaluate_function: "
+OPTIMIZER = "Optimizer."
+"""What torch calls its ranges of optimizers: ``Optimizer.step#AdamW.step``."""
 
 
 @dataclass(frozen=True)
@@ -59,6 +63,8 @@ class Node:
     inner_work: bool = False
     thread: Any = None
     linked: bool = False
+    part: str = ""
+    """The optimizer's step that it belongs to, as ``AdamW.step``; empty elsewhere."""
 
     @property
     def is_op(self) -> bool:
@@ -106,10 +112,11 @@ def inherit(nodes: Sequence[Node]) -> None:
         above = node.parent
         if above is not None:
             node.line, node.calls, node.own, node.phase = above.line, above.calls, above.own, above.phase
+            node.part = above.part
         if node.mark:
             _apply_mark(node, number)
-        elif node.kind == "user_annotation" and node.name.startswith("Optimizer."):
-            node.phase = "other"
+        elif node.kind == "user_annotation" and node.name.startswith(OPTIMIZER):
+            node.phase, node.part = "other", node.name.rpartition("#")[2]
         elif node.name.startswith(EVALUATE):
             node.phase = "backward"
         sequence = node.args.get("Sequence number")
@@ -130,6 +137,7 @@ def _apply_mark(node: Node, number: int) -> None:
 
 def _link_backward(nodes: Sequence[Node], forward: Mapping[int, Sequence[Node]]) -> None:
     last: dict[Any, Node] = {}
+    callers = _outer_line_marks(nodes)
     for node in nodes:
         above = node.parent
         if above is not None and above.linked and not node.mark:
@@ -142,8 +150,27 @@ def _link_backward(nodes: Sequence[Node], forward: Mapping[int, Sequence[Node]])
         if source is None and "AccumulateGrad" in node.name:
             source = last.get(node.thread)
         if source is not None:
-            node.line, node.calls, node.linked = source.line, source.calls, True
             last[node.thread] = node
+        elif above is None:  # alone in its thread: torch's for the device
+            source = _around(node, callers)
+        if source is not None:
+            node.line, node.calls, node.linked = source.line, source.calls, True
+
+
+def _outer_line_marks(nodes: Sequence[Node]) -> list[Node]:
+    """Return the marks of lines that lie in no other one, by start."""
+    found = [node for node in nodes if _is_line_mark(node) and not _is_line_mark(node.parent)]
+    return sorted(found, key=lambda node: node.start)
+
+
+def _is_line_mark(node: Node | None) -> bool:
+    return node is not None and node.name.startswith(f"{MARK}l|")
+
+
+def _around(node: Node, marks: Sequence[Node]) -> Node | None:
+    """Return the mark of another thread that lasts while ``node`` does."""
+    index = bisect.bisect_right(marks, node.start, key=lambda mark: mark.start) - 1
+    return marks[index] if index >= 0 and marks[index].end >= node.end else None
 
 
 def plain_name(name: str) -> str:

@@ -1,7 +1,8 @@
 """The window of steps that torch.profiler watches inside the user's process; runs there, without drk.
 
-It begins with the first call of a module and ends when enough steps were seen, when it lasts too long, or with the
-program. The trace is written by torch as a Chrome trace, which the ``drk`` process reads; nothing is computed here.
+It begins with the first call of a module (anew, when the program begins to use its GPU after that) and ends when enough
+steps were seen, when it lasts too long, or with the program. The trace is written by torch as a Chrome trace, which the
+``drk`` process reads; nothing is computed here.
 
 What is watched: operators with shapes on the CPU, kernels and copies on a GPU. Python stacks are not recorded (they
 would slow the program several times); :mod:`drk.assistant.profile_marks` supplies lines.
@@ -30,7 +31,7 @@ MANY = 20
 
 def uses_gpu(torch: Any, told: bool | None) -> bool:
     """Whether this process works on a GPU; ``told`` is the answer of whoever knows."""
-    return bool(torch.cuda.is_available() and torch.cuda.is_initialized()) if told is None else told
+    return bool(torch.cuda.is_initialized() and torch.cuda.is_available()) if told is None else told
 
 
 class Window:
@@ -53,6 +54,8 @@ class Window:
         self.seen: dict[int, int] = {}
         self.first_step: dict[int, int] = {}
         self.slot: ModeSlot | None = None
+        self.device = ""
+        """What is watched beside the host: ``cuda`` or nothing."""
         self._profiler: Any = None
         self._began = 0.0
         self._owner = 0
@@ -62,8 +65,8 @@ class Window:
         """Start the profiler; ``module`` is called first."""
         torch = sys.modules["torch"]
         # not torch.profiler.profile, whose start imports all of torch._inductor: 900 modules, 3 s of CPU time
-        device = "cuda" if uses_gpu(torch, self.on_gpu) else None
-        profiler = torch.autograd.profiler.profile(use_device=device, record_shapes=True, use_kineto=True)
+        self.device = "cuda" if uses_gpu(torch, self.on_gpu) else ""
+        profiler = torch.autograd.profiler.profile(use_device=self.device or None, record_shapes=True, use_kineto=True)
         try:
             profiler.__enter__()
         except RuntimeError as error:
@@ -80,6 +83,10 @@ class Window:
             self.open(module)
         if self.state != "open" or threading.get_ident() != self._owner:
             return
+        if not self.device and uses_gpu(sys.modules["torch"], self.on_gpu):
+            self._start_over(module)
+            if self.state != "open":
+                return
         seen = self.seen[root] = self.seen.get(root, 0) + 1
         self.first_step.setdefault(root, number)
         late = time.monotonic() - self._began > self.max_seconds
@@ -88,6 +95,16 @@ class Window:
             return
         with self._range(f"{MARK}s|{root}|{number}"):
             pass
+
+    def _start_over(self, module: Any) -> None:
+        """Begin anew: the program has begun to use its GPU, and kernels are watched only from a window's begin."""
+        if self.slot is not None:
+            self.slot.close()
+            self.slot = None
+        self._profiler.__exit__(None, None, None)
+        self.seen.clear()
+        self.first_step.clear()
+        self.open(module)
 
     def range(self, name: str) -> Any:
         """Return an entered profiler range, or None when the window is not open."""

@@ -167,6 +167,17 @@ class FunctionRow:
 
 
 @dataclass(frozen=True)
+class PartRow:
+    """What ran outside of every module, by what it belongs to: an optimizer's step (``AdamW.step``), else the function
+    of the user's sources that launched it (a loss, copies of a batch). ``place`` is its hottest line, null if unknown.
+    """
+
+    name: str
+    times: Times
+    place: Place | None = None
+
+
+@dataclass(frozen=True)
 class FusionCandidate:
     """Neighbouring operations, all from one module, that read and write the same large tensors and could be one kernel.
 
@@ -197,13 +208,18 @@ class TimelineSpan:
 
 @dataclass(frozen=True)
 class IdleSplit:
-    """How the device spent the window. ``launch_us`` are gaps while the host was still launching (short gaps between
-    kernels), ``idle_us`` the longer ones: waiting for data or for Python. The three sum to ``wall_us``."""
+    """How the device spent the steps. ``launch_us`` are gaps while the host was still launching (short gaps between
+    kernels), ``idle_us`` the longer ones: waiting for data or for Python. The three sum to ``wall_us``.
+
+    Where steps ran without the profiler, ``wall_us`` is theirs: the gaps that were seen under the profiler, which slows
+    the host, are shortened in proportion. ``profiled_us`` is how long it took under the profiler (0: not known).
+    """
 
     wall_us: float
     busy_us: float
     launch_us: float
     idle_us: float
+    profiled_us: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -262,12 +278,14 @@ class Method:
 @dataclass(frozen=True)
 class Attribution:
     """How much of ``total_us`` is known to belong to a module and to a source line (0..1), and how the sum of rows
-    compares with the wall clock: ``explanation`` says why they differ, where they do by more than 5 %."""
+    compares with the wall clock: ``explanation`` says why they differ, where they do by more than 5 %. ``to_part`` adds
+    to the modules what belongs to a named part outside of them (:class:`PartRow`)."""
 
     to_module: float
     to_line: float
     sum_of_wall: float | None = None
     explanation: str = ""
+    to_part: float | None = None
 
 
 @dataclass(frozen=True)
@@ -293,6 +311,7 @@ class Report:
     kernels: tuple[KernelRow, ...] = ()
     modules: tuple[ModuleRow, ...] = ()
     functions: tuple[FunctionRow, ...] = ()
+    parts: tuple[PartRow, ...] = ()
     fusions: tuple[FusionCandidate, ...] = ()
     timeline: tuple[TimelineSpan, ...] = ()
     idle: IdleSplit | None = None

@@ -12,6 +12,8 @@ from drk.assistant.report_verdict import duration_text
 
 ROWS = 10
 BAR = 10
+LEAST_SHARE = 0.005
+"""What has less of the time is not worth a line of its own."""
 
 
 def render_text(report: Report, *, rows: int = ROWS) -> str:
@@ -21,6 +23,7 @@ def render_text(report: Report, *, rows: int = ROWS) -> str:
     note = "" if on_device or report.roof is None else f" (class and least: estimated for {report.roof.name})"
     parts += _section(f"modules{note}", _modules(report, rows))
     parts += _section(f"{'kernels' if on_device else 'operators'}{note}", _kernels(report, rows))
+    parts += _section("outside of modules", _parts(report, rows))
     parts += _section("functions", _functions(report, rows))
     parts += _section("fusion candidates (estimated)", _fusions(report, rows))
     parts += ["", *_footer(report)]
@@ -34,6 +37,8 @@ def _section(title: str, table: str) -> list[str]:
 def _header(report: Report) -> str:
     method, environment = report.method, report.environment
     whose = f"times of {environment.device}" if method.times_are == "device" else "CPU times (nothing ran on a GPU)"
+    if method.times_are == "cpu" and environment.device != "cpu":
+        whose = "CPU times (kernels could not be recorded)"
     rows = [
         ("profile", report.id),
         ("what", method.command or method.target),
@@ -161,6 +166,15 @@ def _functions(report: Report, limit: int) -> str:
         for row in report.functions[: min(limit, 5)]
     ]
     return format_table(rows, header=("function", "share", "", "amdahl", "hottest line"), right=(1, 3)) if rows else ""
+
+
+def _parts(report: Report, limit: int) -> str:
+    rows = [
+        [row.name, _share(row.times.share), _bar(row.times.share), where(row.place)]
+        for row in report.parts[: min(limit, 5)]
+        if row.times.share >= LEAST_SHARE
+    ]
+    return format_table(rows, header=("part", "share", "", "hottest line"), right=(1,)) if rows else ""
 
 
 def _fusions(report: Report, limit: int) -> str:
