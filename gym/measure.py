@@ -2,9 +2,10 @@
 
 Each round draws one set of secret keys and times, in random order, the candidate and every baseline on the inputs
 that these keys give, each window on fresh values after a flush of the L2 cache. Ratios are taken within a round, so
-that clock drift cancels; the speed-up is their median with a bootstrap interval. Rounds go on until the interval is
+that clock drift cancels; the speed-up is their median with a bootstrap interval. All contestants of a round run on the
+same core, and those that are not timed are stopped (:mod:`drk.gym.turns_on_core`). Rounds go on until the interval is
 narrow enough, the time is spent, or the maximum is reached. Two clocks are read: events in the Runner, and the
-Judge's own around `X
+Judge's own around each window; they have to agree.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from drk.gym.sandbox import descendants
 from drk.gym.schema import Cell, Failure, Flag, Interval, Speedups
 from drk.gym.settings import Timing
 from drk.gym.statistics import latency, ratio_interval, settled
+from drk.gym.turns_on_core import TurnsOnCore
 
 if TYPE_CHECKING:
     from drk.gym.judge import Evaluation
@@ -55,6 +57,7 @@ BEATEN = 1.02
 """By so much a speed-up has to stay below another, beyond its interval, for a candidate to be clearly slower."""
 EXCESS_LIMIT = 3.0
 REST_BYTES = 2 * 2**30
+UNHELD = "contestants could not be held on one processor core: another measurement may differ by more than the interval"
 
 
 async def measure_interpreted(evaluation: Evaluation, runner: RunnerHandle) -> None:
@@ -113,8 +116,7 @@ class Measurement:
                     contest = Contest(self, evaluation, runner, session, compiled)
                     await contest.warm_up()
                     await contest.run()
-                    await contest.note_doubts()
-                    await contest.check_outputs()
+                    await asyncio.gather(contest.note_doubts(), contest.check_outputs())
                     await contest.check_clock()
                     contest.conclude()
                     await contest.rest()
@@ -163,33 +165,47 @@ class Contest:
 
     async def warm_up(self) -> None:
         """Bring every contestant to its steady state and choose how many calls a window holds."""
-        limits = self.evaluation.settings.limits
-        key = secrets.randbits(62)
-        if self.compiled is not None:
-            handle, answer = self.compiled
-            if answer["ok"]:
-                answer = await handle.call("warm", limits.compile_s, form="compile", key=key)
-            if answer["ok"]:
-                self.forms["compile"] = (handle, "compile")
-            else:
-                note = answer["error"]["message"].splitlines()[0][:200]
-                self.evaluation.draft.notes.append(
-                    f"torch.compile fails on the reference, so it is no baseline: {note}"
-                )
+        await self._add_compiled()
         self.forms["candidate"] = (self.runner, "eager")
-        latencies, input_bytes = [], 1
-        for name in ("eager", "candidate"):
-            answer = await self._ask(name, "warm", limits.compile_s, form="eager", key=key)
-            latencies.append(float(answer["latency_s"]))
-            input_bytes = max(int(answer["input_bytes"]), 1)
-        wanted = math.ceil(self.timing.window_us * 1e-6 / max(min(latencies), 1e-6))
-        self.calls = max(1, min(wanted, MAX_CALLS, 2**31 // input_bytes))
+        answers = [await self._warm("candidate")]
+        # The reference's Runner has been through this when the first candidate of its task was timed.
+        self.session.warm = self.session.warm or await self._warm("eager")
+        answers.append(self.session.warm)
+        latency_s = min(float(answer["latency_s"]) for answer in answers)
+        input_bytes = max(int(answer["input_bytes"]) for answer in answers)
+        wanted = math.ceil(self.timing.window_us * 1e-6 / max(latency_s, 1e-6))
+        self.calls = max(1, min(wanted, MAX_CALLS, 2**31 // max(input_bytes, 1)))
+
+    async def _add_compiled(self) -> None:
+        if self.compiled is None:
+            return
+        handle, answer = self.compiled
+        if answer["ok"] and not self.session.compiled_warm:
+            limit_s = self.evaluation.settings.limits.compile_s
+            answer = await handle.call("warm", limit_s, form="compile", key=secrets.randbits(62))
+            self.session.compiled_warm = bool(answer["ok"])
+        if answer["ok"]:
+            self.forms["compile"] = (handle, "compile")
+        else:
+            note = answer["error"]["message"].splitlines()[0][:200]
+            self.evaluation.draft.notes.append(f"torch.compile fails on the reference, so it is no baseline: {note}")
+
+    async def _warm(self, name: str) -> dict[str, Any]:
+        limit_s = self.evaluation.settings.limits.compile_s
+        return await self._ask(name, "warm", limit_s, form="eager", key=secrets.randbits(62))
 
     async def run(self) -> None:
         """Take rounds until the slowest-settling interval is narrow enough."""
+        pids = {name: handle.pid for name, (handle, _) in self.forms.items()}
+        with await asyncio.to_thread(TurnsOnCore, pids) as turns:
+            await self._take_rounds(turns)
+        if not turns.held:
+            self.evaluation.draft.notes.append(UNHELD)
+
+    async def _take_rounds(self, turns: TurnsOnCore) -> None:
         deadline = time.monotonic() + self.timing.max_s
         while len(self.times_ms["candidate"]) < self.timing.max_pairs:
-            await self._round()
+            await self._round(turns)
             await self._check_clocks()
             done = len(self.times_ms["candidate"])
             if done < self.timing.min_pairs:
@@ -239,13 +255,15 @@ class Contest:
         self.evaluation.draft.notes.append(f"timed in {headline.pairs} rounds only: clearly slower than {than}")
         return True
 
-    async def _round(self) -> None:
+    async def _round(self, turns: TurnsOnCore) -> None:
         keys = [secrets.randbits(62) for _ in range(self.calls)]
         names = list(self.forms)
         self.owner.random.shuffle(names)
         limit_s = self.evaluation.settings.limits.run_s
         times: dict[str, float] = {}
+        turns.move()
         for name in names:
+            turns.turn_of(name)
             await self._ask(name, "prepare", limit_s, form=self.forms[name][1], keys=keys)
             if name == "candidate":
                 self.window_keys = keys
@@ -294,7 +312,8 @@ class Contest:
         if mine > EXCESS_LIMIT * max(theirs, 0.0) + CLOCK_SLACK_MS:
             proof = f"its windows end {mine:.2f} ms after their events claim, the baseline's {theirs:.2f} ms after"
             self.evaluation.draft.flags.append(Flag("clock-mismatch", "timing", "fraud", proof))
-        strain = {"eager": (await self._strain("eager"))[0]}
+        self.session.strain = self.session.strain or (await self._strain("eager"))[0]
+        strain = {"eager": self.session.strain}
         strain["candidate"], key = await self._strain("candidate")
         for _ in range(SECOND_LOOKS):
             if not self._strained(strain):

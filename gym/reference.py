@@ -116,6 +116,9 @@ class ReferenceSession:
         self.weight_bytes = 0
         self.baseline: CompileBaseline | None = None
         self.best_low = 0.0
+        self.warm: dict[str, Any] | None = None
+        self.compiled_warm = False
+        self.strain = 0.0
         self._trials: dict[int, Trial] = {}
         self.untold: list[str] = []
         self.users = 0

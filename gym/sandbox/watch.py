@@ -99,9 +99,12 @@ def cpu_seconds(pid: int) -> float:
     return sum(process.cpu_ticks for process in tree) / os.sysconf("SC_CLK_TCK")
 
 
-def descendants(pid: int) -> tuple[Process, ...]:
-    """Every living or zombie descendant of ``pid``, whatever its session or namespace; ``pid`` itself not included."""
-    return tuple(_below(pid, _processes()))
+def descendants(pid: int, table: dict[int, Process] | None = None) -> tuple[Process, ...]:
+    """Every living or zombie descendant of ``pid``, whatever its session or namespace; ``pid`` itself not included.
+
+    ``table`` is what :meth:`ProcessTable.recent` returned, for who asks for several trees.
+    """
+    return tuple(_below(pid, _processes() if table is None else table))
 
 
 def _signal(process: Process, number: int) -> bool:

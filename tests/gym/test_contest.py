@@ -31,6 +31,7 @@ class Handle:
         self.asked: list[tuple[str, Any]] = []
 
     stopped_for = None
+    pid = 0
 
     async def call(self, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
         assert timeout_s > 0
@@ -67,8 +68,9 @@ def contest(monkeypatch: pytest.MonkeyPatch, candidate: Handle, eager: Handle, *
     timing = Timing(min_pairs=20, max_pairs=40, max_s=20.0, compile_baseline=False)
     evaluation = SimpleNamespace(settings=GymSettings(timing=timing), draft=Draft("gpu"), ask=ask)
     session = SimpleNamespace(
-        handle=eager, stateful=stateful, baseline=None, compare_on="cpu", peak_bytes=0, sample=lambda _index: None
-    )
+        handle=eager, stateful=stateful, baseline=None, compare_on="cpu", peak_bytes=0, sample=lambda _index: None,
+        warm=None, compiled_warm=False, strain=0.0,
+    )  # fmt: skip
     return Contest(Measurement("none", timing, 1), evaluation, candidate, session)  # type: ignore[arg-type]
 
 
@@ -159,7 +161,7 @@ async def test_losers_are_timed_no_longer_than_it_takes_to_see_it(
     one.session.best_low = best_low
     one.forms["candidate"] = one.forms["eager"]
 
-    async def take_round() -> None:
+    async def take_round(_turns: Any) -> None:
         place = len(one.times_ms["candidate"])
         one.times_ms["eager"].append(1.0)
         one.times_ms["candidate"].append(slowdown * (1.0 + 1e-3 * (place % 3 - 1)))
@@ -192,6 +194,7 @@ async def test_the_baseline_is_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
         await owner.measure(first.evaluation, Handle(), session, finish)  # type: ignore[arg-type]
     assert ended == [False, False], "the experiments that end an evaluation ask the reference too"
     patient = [m for c, m in session.handle.asked if c == "warm" and m["form"] == "compile"]
-    assert len(patient) == 3, "once to compile, then once before each contest"
+    assert len(patient) == 2, "once to compile, then once before the first contest"
+    assert [m["form"] for c, m in session.handle.asked if c == "warm"].count("eager") == 1
     assert limits.compile_s > 0
     assert first.evaluation.draft.speedups is not None
