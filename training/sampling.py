@@ -58,7 +58,7 @@ def sample(
     ids = torch.tensor([[pad_id] * (width - len(p.ids)) + list(p.ids) for p in prompts], device=device)
     mask = torch.tensor([[0] * (width - len(p.ids)) + [1] * len(p.ids) for p in prompts], device=device)
     limits = [prompt.max_new_tokens for prompt in prompts]
-    draws = _draws(prompts, max(limits)).to(device)
+    draws = draws_of(prompts, max(limits)).to(device)
     positions = (mask.cumsum(dim=1) - 1).clamp(min=0)
     tokens: list[list[int]] = [[] for _ in prompts]
     logps: list[list[float]] = [[] for _ in prompts]
@@ -73,7 +73,7 @@ def sample(
             **{word: cache},
         )
         cache = getattr(out, word)
-        chosen, scores = _choose(out.logits[:, -1].float(), draws[:, step], temperature)
+        chosen, scores = choose(out.logits[:, -1].float(), draws[:, step], temperature)
         for row, (token, score) in enumerate(zip(chosen.tolist(), scores.tolist(), strict=True)):
             if live[row]:
                 tokens[row].append(token)
@@ -95,7 +95,7 @@ def _cache_word(model: Any) -> str:
     return "cache" if "cache" in inspect.signature(type(base).forward).parameters else "past_key_values"
 
 
-def _draws(prompts: Sequence[Prompt], length: int) -> Tensor:
+def draws_of(prompts: Sequence[Prompt], length: int) -> Tensor:
     """Return uniform numbers ``[B, length]``, each row from its own seed."""
     rows = []
     for prompt in prompts:
@@ -104,8 +104,14 @@ def _draws(prompts: Sequence[Prompt], length: int) -> Tensor:
     return torch.stack(rows)
 
 
-def _choose(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
-    """Return the chosen tokens ``[B]`` and their log-probabilities ``[B]``."""
+def choose(logits: Tensor, uniform: Tensor, temperature: float) -> tuple[Tensor, Tensor]:
+    """Return the chosen tokens ``[B]`` and their log-probabilities ``[B]``; waits for no device.
+
+    Args:
+        logits: ``[B, V]``, float32.
+        uniform: ``[B]``, float64, in [0, 1).
+        temperature: see :func:`sample`.
+    """
     logps = torch.log_softmax(logits / temperature if temperature > 0 else logits, dim=-1)
     if temperature > 0:
         # float64: over a vocabulary of 150,000 float32 sums would lose the tail

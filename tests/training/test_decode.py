@@ -1,0 +1,165 @@
+"""Decoding over a static cache says what plain sampling says, whatever the rows, and sees weights that change."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("transformers", reason="needs the train extra")
+
+import transformers
+
+from drk.training.decode import Decoder
+from drk.training.decode_model import why_not
+from drk.training.sampling import Prompt, Sampled, sample
+
+pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
+STOP = frozenset([2, 7])
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread() -> Iterator[None]:
+    """Small tensors are slower on several threads, much slower where cores are shared."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+SIZES = {"vocab_size": 60, "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4,
+         "head_dim": 12, "max_position_embeddings": 512, "pad_token_id": 0}  # fmt: skip
+
+
+def make_model(kind: str = "qwen3", *, key_heads: int = 2, seed: int = 0, **changes: Any) -> Any:
+    torch.manual_seed(seed)
+    settings = {**SIZES, "num_key_value_heads": key_heads, "tie_word_embeddings": kind == "qwen3", **changes}
+    config_type, model_type = {
+        "qwen3": (transformers.Qwen3Config, transformers.Qwen3ForCausalLM),
+        "llama": (transformers.LlamaConfig, transformers.LlamaForCausalLM),
+    }[kind]
+    model = model_type(config_type(**settings)).eval()
+    with torch.no_grad():
+        for weight in model.parameters():  # further from uniform than fresh weights, norms apart from one
+            weight.add_(0.15 * torch.randn_like(weight))
+    return model
+
+
+def prompts(count: int = 7, most: int = 28) -> list[Prompt]:
+    generator = torch.Generator().manual_seed(5)
+    lengths = torch.randint(1, 30, (count,), generator=generator).tolist()
+    lengths[0] = 1
+    return [
+        Prompt(tuple(torch.randint(8, 60, (n,), generator=generator).tolist()), seed=100 + i, max_new_tokens=most - i)
+        for i, n in enumerate(lengths)
+    ]
+
+
+def equal(found: list[Sampled], wanted: list[Sampled]) -> None:
+    for one, other in zip(found, wanted, strict=True):
+        assert one.ids == other.ids
+        assert one.cut == other.cut
+        assert one.logps == pytest.approx(other.logps, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("kind", "key_heads", "temperature"), [("qwen3", 4, 0.0), ("qwen3", 2, 1.0), ("llama", 1, 0.7)]
+)
+def test_answers_are_those_of_plain_sampling(kind: str, key_heads: int, temperature: float) -> None:
+    model = make_model(kind, key_heads=key_heads)
+    assert why_not(model) == ""
+    wanted = sample(model, prompts(), temperature=temperature, stop_ids=STOP, pad_id=0)
+    found = Decoder(graphs=False).sample(model, prompts(), temperature=temperature, stop_ids=STOP)
+    equal(found, wanted)
+    assert len({one.ids for one in found}) > 3
+
+
+def test_waiting_prompts_take_the_rows_of_those_that_are_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    from drk.training import decode, decode_queue
+
+    monkeypatch.setattr(decode, "LEAST_ROWS", 2)
+    monkeypatch.setattr(decode_queue, "LEAST_ROWS", 2)
+    monkeypatch.setattr(decode_queue, "PREFILL_TOKENS", 40)
+    model = make_model()
+    many = prompts(21)
+    wanted = sample(model, many, temperature=1.0, stop_ids=STOP, pad_id=0)
+    decoder, heard = Decoder(rows=8, graphs=False), {}
+    found = decoder.sample(model, many, temperature=1.0, stop_ids=STOP, heard=heard.__setitem__)
+    equal(found, wanted)
+    assert [heard[number] for number in range(21)] == found
+    assert list(heard) != sorted(heard)  # in the order in which they end
+    facts = decoder.stats.facts()
+    assert (facts["answers"], facts["tokens"]) == (21, sum(len(one.ids) for one in found))
+    assert facts["prompt_tokens"] == sum(len(one.ids) for one in many)
+    # three batches one after the other would take about three times the longest answer
+    assert facts["steps"] < 2.5 * max(len(one.ids) for one in found)
+
+
+def test_a_decoder_serves_one_call_after_the_other() -> None:
+    model, decoder = make_model(), Decoder(graphs=False)
+    for most, temperature in ((20, 1.0), (70, 0.0), (6, 1.0)):
+        wanted = sample(model, prompts(5, most), temperature=temperature, stop_ids=STOP, pad_id=0)
+        equal(decoder.sample(model, prompts(5, most), temperature=temperature, stop_ids=STOP), wanted)
+    decoder.release()
+    other = make_model("llama")
+    wanted = sample(other, prompts(5), temperature=0.0, stop_ids=frozenset(), pad_id=0)
+    equal(decoder.sample(other, prompts(5), temperature=0.0, stop_ids=frozenset()), wanted)
+    assert all(one.cut for one in wanted)
+
+
+def test_weights_changed_in_place_are_seen() -> None:
+    model, decoder = make_model(), Decoder(graphs=False)
+    before = decoder.sample(model, prompts(), temperature=0.0, stop_ids=STOP)
+    train_a_little(model)
+    after = decoder.sample(model, prompts(), temperature=0.0, stop_ids=STOP)
+    equal(after, sample(model, prompts(), temperature=0.0, stop_ids=STOP, pad_id=0))
+    assert [one.ids for one in before] != [one.ids for one in after]
+
+
+def train_a_little(model: Any) -> None:
+    with torch.enable_grad():
+        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+        ids = torch.randint(8, 60, (4, 30), device=next(model.parameters()).device)
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+
+
+def test_what_it_cannot_run_is_told() -> None:
+    assert "activation" in why_not(make_model(hidden_act="gelu"))
+    assert "biases" in why_not(make_model("llama", attention_bias=True))
+    assert "window" in why_not(make_model(use_sliding_window=True, sliding_window=8, max_window_layers=0))
+    scaled = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    assert "rotary" in why_not(make_model("llama", rope_parameters=scaled))
+    mixed = make_model()
+    mixed.lm_head.weight = torch.nn.Parameter(mixed.lm_head.weight.double())
+    assert "several types" in why_not(mixed)
+    assert "neither" in why_not(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_graphs_say_what_plain_sampling_says_before_and_after_an_update(temperature: float) -> None:
+    model = make_model(head_dim=16).cuda()
+    many = prompts(150, 100)
+    decoder = Decoder(rows=64)
+    before = decoder.sample(model, many, temperature=temperature, stop_ids=STOP)
+    alike(before, sample(model, many, temperature=temperature, stop_ids=STOP, pad_id=0))
+    graphs = decoder.stats.graphs
+    assert graphs >= 2, decoder.stats.cause
+    train_a_little(model)
+    after = decoder.sample(model, many, temperature=temperature, stop_ids=STOP)
+    alike(after, sample(model, many, temperature=temperature, stop_ids=STOP, pad_id=0))
+    assert decoder.stats.graphs == graphs
+    assert [one.ids for one in before] != [one.ids for one in after]
+
+
+def alike(found: list[Sampled], wanted: list[Sampled]) -> None:
+    """Nearly all tokens are equal: other sums may turn a close choice, and all that follows it."""
+    same = [one for one, other in zip(found, wanted, strict=True) if one.ids == other.ids]
+    assert len(same) >= 0.97 * len(wanted)
+    for one, other in zip(found, wanted, strict=True):
+        if one.ids == other.ids:
+            assert one.logps == pytest.approx(other.logps, abs=1e-4)

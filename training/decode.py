@@ -1,0 +1,214 @@
+"""Sampling of small models with a static cache, one CUDA graph a step, and rows that leave when they are done.
+
+A small model's token costs the host some twenty milliseconds where its kernels are launched one by one; the GPU needs
+one. :class:`Decoder` captures the whole step (forward pass, draw, bookkeeping on the device) as one graph for each
+number of rows, and replays it sixteen times before it looks who is done. Rows that are done are replaced by waiting
+prompts; once none wait, the others move together and a graph of fewer rows goes on.
+
+What a row says is what :func:`drk.training.sampling.sample` makes it say, but for the last bits: it has its own seed,
+and draws by inverting the cumulative distribution with one uniform number a token. Weights are read where they lie.
+
+Honest limits: shapes that :mod:`drk.training.decode_model` knows; no autocast (weights are used as they are). The cache
+takes at most :data:`MEMORY_SHARE` of the memory that is free, and is kept until :meth:`Decoder.release`. Where
+capturing fails steps are launched one by one, and ``stats.cause`` says why.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from typing import Any
+
+import torch
+
+from drk.training.decode_model import Cache, Forward, Operations, TorchOperations
+from drk.training.decode_queue import (
+    LEAST_CONTEXT,
+    LEAST_ROWS,
+    DecodeStats,
+    Engine,
+    Heard,
+    RowQueue,
+    power_of_two,
+)
+from drk.training.decode_state import DecodeState
+from drk.training.sampling import Prompt, Sampled
+
+MEMORY_SHARE = 0.35
+"""Of the GPU's free memory, for keys and values."""
+
+
+class Decoder:
+    """Samples from a model again and again; keeps its cache and graphs between calls.
+
+    Args:
+        rows: answers at a time, at most. Less where memory is short.
+        graphs: whether steps are captured; None: on a CUDA device.
+        operations: what layers compute with beside matrix products; None: Triton's on a CUDA device.
+    """
+
+    def __init__(self, *, rows: int = 256, graphs: bool | None = None, operations: Operations | None = None) -> None:
+        self._most_rows = rows
+        self._wants_graphs = graphs
+        self._operations = operations
+        self._forward: Forward | None = None
+        self._addresses: tuple[int, ...] = ()
+        self._cache: Cache | None = None
+        self._state: DecodeState | None = None
+        self._graphs: dict[tuple[int, int], Any] = {}
+        self._drawing: tuple[float, tuple[int, ...]] = (0.0, ())
+        self._stops = torch.zeros(0, dtype=torch.int64)
+        self._stream: Any = None
+        self.stats = DecodeStats()
+
+    def release(self) -> None:
+        """Give the cache and the graphs back; the next call makes them anew."""
+        self._graphs.clear()
+        self._forward = self._cache = self._state = None
+
+    @torch.inference_mode()
+    def sample(
+        self,
+        model: Any,
+        prompts: Sequence[Prompt],
+        *,
+        temperature: float,
+        stop_ids: frozenset[int],
+        heard: Heard = lambda *_: None,
+    ) -> list[Sampled]:
+        """Return one answer a prompt, in order; see :func:`drk.training.sampling.sample`.
+
+        Args:
+            model: one that :func:`drk.training.decode_model.why_not` has nothing against.
+            prompts: at least one, none empty.
+            temperature: above 0, divides the logits; 0 takes the most likely token.
+            stop_ids: tokens that end an answer.
+            heard: called in this thread with each answer, as soon as it is there.
+
+        Raises:
+            RuntimeError: out of memory, among others. The cache is given back then.
+        """
+        try:
+            with self._on_stream(model):
+                self._prepare(model, prompts, temperature, stop_ids)
+                engine = Engine(*self._ready(), self.stats, self.advance)
+                return RowQueue(engine, prompts, stop_ids, heard).run()
+        except RuntimeError:
+            self.release()
+            raise
+
+    def _on_stream(self, model: Any) -> AbstractContextManager[Any]:
+        device = next(model.parameters()).device
+        if device.type != "cuda":
+            return nullcontext()
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._stream.wait_stream(torch.cuda.current_stream(device))  # weights may be on their way
+        stream: AbstractContextManager[Any] = torch.cuda.stream(self._stream)
+        return stream
+
+    def _prepare(self, model: Any, prompts: Sequence[Prompt], temperature: float, stop_ids: frozenset[int]) -> None:
+        """Have a cache with room for the longest prompt with its answer, and no graph of other weights."""
+        forward = Forward(model, self._operations or operations_for(next(model.parameters()).device))
+        drawing = (temperature, tuple(sorted(stop_ids)))
+        if forward.addresses() != self._addresses or drawing != self._drawing or self._forward is None:
+            self._graphs.clear()
+            self._stops = torch.tensor(drawing[1], dtype=torch.int64, device=forward.weight.device)
+            self._forward, self._addresses, self._drawing = forward, forward.addresses(), drawing
+        tokens = power_of_two(max(prompt.max_new_tokens for prompt in prompts), 64)
+        context = power_of_two(max(len(one.ids) + one.max_new_tokens for one in prompts), LEAST_CONTEXT)
+        rows = power_of_two(min(len(prompts), self._most_rows), LEAST_ROWS)
+        cache, state = self._cache, self._state
+        if cache is None or state is None or not _same_kind(cache, forward):
+            cache = state = None
+        else:
+            rows, context, tokens = (
+                max(rows, cache.rows), max(context, cache.context), max(tokens, state.ids.shape[1])
+            )  # fmt: skip
+            if (rows, context, tokens) == (cache.rows, cache.context, state.ids.shape[1]):
+                return
+        self._graphs.clear()
+        self._cache = self._state = cache = state = None
+        rows = min(rows, self._rows_that_fit(forward, context))
+        self._cache = forward.make_cache(rows, context)
+        self._state = DecodeState(rows, tokens, forward.weight.device)
+
+    def _rows_that_fit(self, forward: Forward, context: int) -> int:
+        device = forward.weight.device
+        if device.type != "cuda":
+            return self._most_rows
+        torch.cuda.empty_cache()  # what was let go of before counts as free
+        free, _ = torch.cuda.mem_get_info(device)
+        fits = max(int(MEMORY_SHARE * free) // forward.row_bytes(context), 1)
+        return 1 << (fits.bit_length() - 1)
+
+    def advance(self, rows: int, span: int, steps: int) -> None:
+        """Make ``steps`` steps of the first ``rows`` rows, none of which stands at ``span`` or beyond by then."""
+        graph = self._graph(rows, span)
+        for _ in range(steps):
+            if graph is None:
+                self._step(rows, span)
+            else:
+                graph.replay()
+        self.stats.steps += steps
+
+    def _graph(self, rows: int, span: int) -> Any:
+        forward = self._ready()[0]
+        wanted = forward.weight.device.type == "cuda" if self._wants_graphs is None else self._wants_graphs
+        if not wanted or self.stats.cause:
+            return None
+        key = (rows, span)
+        if key not in self._graphs:
+            begun = time.monotonic()
+            try:
+                self._graphs[key] = self._capture(rows, span)
+                self.stats.graphs += 1
+            except RuntimeError as error:  # whatever a kernel does that cannot be captured
+                self.stats.cause = f"{type(error).__name__}: {str(error).strip()[:300]}"
+                return None
+            finally:
+                self.stats.capture_s += time.monotonic() - begun
+        return self._graphs[key]
+
+    def _capture(self, rows: int, span: int) -> Any:
+        """Return the graph of a step. Rows are held meanwhile: a step of a held row changes nothing that is read."""
+        state = self._ready()[2]
+        live = state.live.clone()
+        state.live.zero_()
+        graph, stream = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
+        try:
+            for _ in range(2):  # compilers and libraries choose and allocate
+                self._step(rows, span)
+            torch.cuda.synchronize()
+            pool = next(iter(self._graphs.values())).pool() if self._graphs else None
+            # others may use the GPU meanwhile, by threads of their own
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+                self._step(rows, span)
+        finally:
+            torch.cuda.set_stream(stream)
+            state.live.copy_(live)
+        return graph
+
+    def _step(self, rows: int, span: int) -> None:
+        forward, cache, state = self._ready()
+        logits = forward.step(state.tokens[:rows], state.positions[:rows], cache, span)
+        state.draw(logits, self._drawing[0], self._stops)
+
+    def _ready(self) -> tuple[Forward, Cache, DecodeState]:
+        if self._forward is None or self._cache is None or self._state is None:
+            raise RuntimeError("the decoder has no cache: sample() makes it")
+        return self._forward, self._cache, self._state
+
+
+def _same_kind(cache: Cache, forward: Forward) -> bool:
+    keys = cache.keys[0]
+    return (keys.device, keys.dtype) == (forward.weight.device, forward.weight.dtype) and (
+        keys.shape[1], keys.shape[3], len(cache.keys)
+    ) == (forward.key_heads, forward.size, forward.layers)  # fmt: skip
+
+
+def operations_for(device: torch.device) -> Operations:
+    """Return what is fastest on ``device``."""
+    del device
+    return TorchOperations()
