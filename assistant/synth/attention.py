@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 from drk.assistant.synth.body import Body, KernelText, indent, tidy
 from drk.assistant.synth.domain import Operand, index_lines
+from drk.assistant.synth.factors import factor_operand
 from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, layout_lines, shape_arguments
-from drk.assistant.synth.matmul import factor_operand
 from drk.assistant.synth.regions import Region
 from drk.gym.graph import Ref, TensorMeta
 

@@ -9,7 +9,8 @@ A convolution with windows of one element is such a product too, weights times t
 
 Tensor cores take float32's second factor with the inner dimension innermost only (the first may come from registers in
 any order). Where the right factor lies otherwise and the left one does not, a tile of the transposed product is
-computed; where neither does, the smaller one is copied first.
+computed; where neither does, the smaller one is copied first. So are factors whose rows are of odd length
+(:mod:`drk.assistant.synth.alignment`).
 Left out: split-K for thin outputs, persistent kernels, tensor descriptors.
 """
 
@@ -18,9 +19,25 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from drk.assistant.synth.alignment import (
+    PADDED_TO,
+    Unit,
+    copies_of,
+    copy_parts,
+    units_of,
+    worth_copying,
+)
 from drk.assistant.synth.bands import loop_lines
 from drk.assistant.synth.body import Body, KernelText
-from drk.assistant.synth.domain import Operand, index_lines
+from drk.assistant.synth.domain import index_lines
+from drk.assistant.synth.factors import (
+    batch_arguments,
+    batch_offset,
+    factor_names,
+    factor_values,
+    laid_out,
+    product_operands,
+)
 from drk.assistant.synth.launcher import (
     allocation_lines,
     call_lines,
@@ -34,9 +51,6 @@ from drk.assistant.synth.launcher import (
 from drk.assistant.synth.regions import Region
 from drk.assistant.synth.tiles import Tile
 from drk.gym.graph import TensorMeta
-
-COPY_FROM = 512
-"""From so many rows and columns on a copy of a factor is small beside the product."""
 
 _SCHEDULE = [
     "# Tiles that run at the same time share operands in L2: walk down GROUP_M row tiles, then one column on.",
@@ -69,11 +83,11 @@ def write_matmul(
     tile: Tile,
 ) -> KernelText:
     """Return kernel and launcher of a matmul region; ``owned`` values are known to be contiguous."""
-    body = Body(region, names, metas, two_dimensional=True, extra_operands=_product_operands(region, metas))
+    body = Body(region, names, metas, two_dimensional=True, extra_operands=product_operands(region, metas))
     pointers, shapes = pointer_arguments(body), shape_arguments(body)
     outputs = tuple(operand.value for operand in region.outputs)
     formula = body.formula(outputs)
-    factors = _factors(region)
+    factors = factor_values(region)
     batched = region.products[0].batched
     words = _BATCHED if batched else _FLAT
     schedule = [line.format(**words) for line in _SCHEDULE]
@@ -82,16 +96,22 @@ def write_matmul(
             "batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)",
             "rows = batch * n_rows + matrix_rows",
         ]
-    order = _order(region, metas)
-    lines = [*schedule, *_product_lines(body, words["local"], order), *_epilogue_lines(body, words["local"])]
+    order = _order(body)
+    lines = [
+        *_known_lines(order),
+        *schedule,
+        *_product_lines(body, words["local"], order),
+        *_epilogue_lines(body, words["local"]),
+    ]
     parameters = [
-        *(f"{names[value]}_mat" for value in factors),
+        *(f"{item}_mat" for item in factor_names(body)),
         *pointers.parameters,
         *("n_rows", "n_cols", "n_inner"),
-        *(f"stride_{names[value]}_{axis}" for value in factors for axis in (0, 1)),
-        *(parameter for parameter, _ in _batch_arguments(body)),
+        *(f"stride_{item}_{axis}" for item in factor_names(body) for axis in (0, 1)),
+        *(parameter for parameter, _ in batch_arguments(body, dict.fromkeys(factor_names(body), ""))),
         *shapes.parameters,
         *(f"{item}: tl.constexpr" for item in ("INDEX", "PRECISION", "EVEN_INNER")),
+        *(f"{item.name}: tl.constexpr" for item in order.units),
         *(f"{item}: tl.constexpr" for item in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")),
     ]
     kernel = kernel_source(f"{name}_kernel", parameters, ["One output tile per program:", *formula], lines)
@@ -99,11 +119,10 @@ def write_matmul(
     doc = f"Launch ``{name}_kernel`` over the output's tiles."
     launch = _launch_lines(body, name, tile, owned, order)
     launcher = function_source(name, [names[value] for value in inputs], doc, launch, len(outputs))
+    if order.copied:
+        copy_kernel, copy_launcher = copy_parts(f"{name}_copy")
+        kernel = f"{copy_kernel}\n\n{copy_launcher}\n\n{kernel}"
     return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
-
-
-def _factors(region: Region) -> list[str]:
-    return [region.products[0].left, *(product.right for product in region.products)]
 
 
 @dataclass(frozen=True)
@@ -111,106 +130,56 @@ class _Order:
     """How tiles are computed: ``turned`` as the transposed product's, with ``copied`` laid out anew before."""
 
     turned: bool = False
-    copied: str = ""
+    copied: frozenset[str] = frozenset()
+    units: tuple[Unit, ...] = ()
 
 
-def _order(region: Region, metas: Mapping[str, TensorMeta]) -> _Order:
-    """What tensor cores take without moving a tile's elements to other lanes one by one (see the module's text)."""
-    product = region.products[0]
-    if product.node.meta.dtype != "float32" or product.of_pixels:
-        return _Order()
-    left, rights = metas[product.left], [metas[item.right] for item in region.products]
-    inner = -1 if product.transposed else -2
-    if all(right.strides[inner] == 1 for right in rights):
-        return _Order()
-    if left.strides[-1] == 1:
-        return _Order(turned=True)
-    rows, columns = region.shape[-2], region.shape[-1]
-    if min(rows, columns) < COPY_FROM or len(rights) > 1:
-        return _Order()
-    return _Order(turned=True, copied=product.left) if left.numel <= rights[0].numel else _Order(copied=product.right)
-
-
-def _product_operands(region: Region, metas: Mapping[str, TensorMeta]) -> tuple[Operand, ...]:
-    """The factors, seen as operands that tell sizes: the left one for the rows, the first right one for the columns."""
-    product = region.products[0]
-    first, second = metas[product.left], metas[product.right]
+def _order(body: Body) -> _Order:
+    """What loads 16 bytes, and what tensor cores take without moving a tile's elements to other lanes one by one."""
+    region, product, factors = body.region, body.region.products[0], laid_out(body)
     if product.of_pixels:
-        rank = len(region.shape)
-        channels = tuple(dim == 1 for dim in range(rank))
-        weights = Operand(
-            product.left, first, channels, tuple(-rank if item else None for item in channels), fixed=True
-        )
-        return factor_operand(product.right, second, region.shape, 1 - rank), weights
-    left = factor_operand(product.left, first, region.shape, -1)
-    if product.batched:
-        return left, factor_operand(product.right, second, region.shape, -2)
-    rank = len(region.shape)
-    columns = tuple(dim == rank - 1 for dim in range(rank))
-    axes = tuple((-2 if product.transposed else -1) if item else None for item in columns)
-    return left, Operand(product.right, second, columns, axes, fixed=True)
+        return _Order(units=units_of(factors, frozenset()))
+    left, *rights = factors
+    worth = worth_copying(region, left.meta.shape[-1])
+    copied, turned = copies_of(factors) if worth else frozenset(), False
+    if product.node.meta.dtype == "float32":
+        first, *others = (item.name in copied or item.inner_last for item in factors)
+        turned = first and not all(others)
+        if worth and not first and not all(others) and len(rights) == 1:
+            turned = left.meta.numel <= rights[0].meta.numel
+            copied |= {left.name if turned else rights[0].name}
+    return _Order(turned, copied, units_of(factors, copied))
 
 
-def factor_operand(value: str, meta: TensorMeta, shape: tuple[int, ...], inner: int) -> Operand:
-    """A factor as an operand; ``inner`` is the axis that the product sums over."""
-    rank = len(shape)
-    axes = tuple(
-        dim - rank
-        if dim - rank != inner and rank - dim <= len(meta.shape) and meta.shape[dim - rank] == shape[dim]
-        else None
-        for dim in range(rank)
-    )
-    return Operand(value, meta, tuple(axis is not None for axis in axes), axes)
-
-
-def _batch_arguments(body: Body) -> list[tuple[str, str]]:
-    """(parameter, launcher expression) of the strides along the batch dimensions, and of the inner batch size."""
-    product = body.region.products[0]
-    if not product.batched:
-        return []
-    if product.of_pixels:
-        right = body.names[product.right]
-        return [(f"stride_{right}_batch_0", f"{right}_pixels.stride(0)")]
-    rank = len(body.region.shape)
-    found = []
-    for value in _factors(body.region):
-        operand = factor_operand(value, body.metas[value], body.region.shape, 0)
-        for dim in range(rank - 2):
-            name, axis = body.names[value], operand.axes[dim]
-            found.append((f"stride_{name}_batch_{dim}", "0" if axis is None else f"{name}.stride({axis})"))
-    if rank > 3:
-        operands = [item for item in body.extra_operands if item.varies[1]]
-        axis = operands[0].axes[1]
-        found.append(("inner_batches", f"{body.names[operands[0].value]}.shape[{axis}]"))
+def _known_lines(order: _Order) -> list[str]:
+    """Statements that tell the compiler what sizes and strides are multiples of."""
+    found = list(dict.fromkeys(line for item in order.units for line in item.kernel_lines))
+    if found:
+        found.insert(0, "# Multiples of these units, as the compiler is to know: it loads so many elements at once.")
+    if order.copied:
+        found.append(f"padded_inner = tl.cdiv(n_inner, {PADDED_TO}) * {PADDED_TO}  # of copied factors")
     return found
 
 
-def _batch_offset(body: Body, name: str) -> str:
-    """Pointer to a factor's matrix of the program's batch."""
-    product = body.region.products[0]
-    if not product.batched or (product.of_pixels and name == body.names[product.left]):
-        return f"{name}_mat"
-    if product.of_pixels or len(body.region.shape) == 3:
-        return f"{name}_mat + batch * stride_{name}_batch_0"
-    outer, inner = f"batch // inner_batches * stride_{name}_batch_0", f"batch % inner_batches * stride_{name}_batch_1"
-    return f"{name}_mat + {outer} + {inner}"
-
-
 def _product_lines(body: Body, rows: str, order: _Order) -> list[str]:
-    left, *rights = (body.names[value] for value in _factors(body.region))
+    left, *rights = factor_names(body)
     product = body.region.products[0]
     column, step = (0, 1) if product.transposed else (1, 0)
     accumulators = [body.names[item.node.name] for item in body.region.products]
     down, along = ("[:, None]", "[None, :]") if not order.turned else ("[None, :]", "[:, None]")
+
+    def limit(name: str) -> str:
+        return "padded_inner" if name in order.copied else "n_inner"
+
     lines = [
         "# Out-of-range rows and columns wrap around: their products are never stored.",
         f"left_rows = {rows} % n_rows",
         "right_cols = (cols % n_cols).to(INDEX)",
-        f"left_ptrs = {_batch_offset(body, left)} + left_rows{down} * stride_{left}_0 + inner{along} * stride_{left}_1",
+        f"left_ptrs = {batch_offset(body, left)} + left_rows{down} * stride_{left}_0 + inner{along} * stride_{left}_1",
     ]
     for right in rights:
         by_column = f"right_cols{along} * stride_{right}_{column}"
-        lines.append(f"{right}_ptrs = {_batch_offset(body, right)} + {by_column} + inner{down} * stride_{right}_{step}")
+        lines.append(f"{right}_ptrs = {batch_offset(body, right)} + {by_column} + inner{down} * stride_{right}_{step}")
     if order.turned:
         lines.append("# Tiles of the transposed product: its second factor is the one whose rows are contiguous.")
     shape = "(BLOCK_N, BLOCK_M)" if order.turned else "(BLOCK_M, BLOCK_N)"
@@ -226,9 +195,9 @@ def _product_lines(body: Body, rows: str, order: _Order) -> list[str]:
         "        left = tl.load(left_ptrs)",
         *(f"        {right}_tile = tl.load({right}_ptrs)" for right in rights),
         "    else:",
-        f"        left = tl.load(left_ptrs, mask=inner{along} < n_inner - start, other=0.0)",
+        f"        left = tl.load(left_ptrs, mask=inner{along} < {limit(left)} - start, other=0.0)",
         *(
-            f"        {right}_tile = tl.load({right}_ptrs, mask=inner{down} < n_inner - start, other=0.0)"
+            f"        {right}_tile = tl.load({right}_ptrs, mask=inner{down} < {limit(right)} - start, other=0.0)"
             for right in rights
         ),
     ]
@@ -265,56 +234,45 @@ def _epilogue_lines(body: Body, rows: str) -> list[str]:
     ]
 
 
-def _copy_lines(body: Body, order: _Order) -> list[str]:
-    """Lay out a factor with the inner dimension innermost."""
-    name, product = body.names.get(order.copied, ""), body.region.products[0]
-    if not order.copied:
-        return []
-    contiguous = order.copied == product.left or product.transposed
-    return [f"{name} = {name}{'.contiguous()' if contiguous else '.mT.contiguous().mT'}"]
+def _copy_lines(body: Body, name: str, order: _Order) -> tuple[list[str], dict[str, str]]:
+    """Lay factors out with the inner dimension innermost; the launcher's names of all factors afterwards."""
+    lines, texts = [], {}
+    for item in laid_out(body):
+        texts[item.name] = item.text
+        if item.name in order.copied:
+            texts[item.name] = f"{item.name}_padded"
+            copy = f"{name}_copy({item.text})" if item.own == -2 else f"{name}_copy({item.text}.mT).mT"
+            lines.append(f"{item.name}_padded = {copy}")
+    return lines, texts
 
 
 def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str], order: _Order) -> list[str]:
     region, names = body.region, body.names
     product = region.products[0]
-    left, *rights = (names[value] for value in _factors(region))
     pointers, shapes = pointer_arguments(body), shape_arguments(body)
     precision = "tf32x3" if product.node.meta.dtype == "float32" else "ieee"
-    lines = [*layout_lines(body, owned), *_copy_lines(body, order), *allocation_lines(body)]
-    column = -2 if product.transposed else -1
-    tiles = f"triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, {tile.block_n})"
-    out = f"out_{names[region.outputs[0].value]}"
+    lines = [*layout_lines(body, owned), *allocation_lines(body)]
+    tiles, sizes = _size_lines(body, tile)
+    copies, texts = _copy_lines(body, name, order)
+    left, *rights = texts.values()
+    axes = (-2, -1) if product.batched and not product.of_pixels else (0, 1)
+    strides = [f"{item}.stride({axis})" for item in (left, *rights) for axis in axes]
     if product.of_pixels:
-        flat, pixels = left, f"{rights[0]}_pixels"
-        rights = [pixels]
-        strides = [f"{left}.stride(0)", f"{left}.stride(1)", f"{pixels}.stride(1)", f"{pixels}.stride(2)"]
-        lines += [f"{pixels} = {names[product.right]}.flatten(2)", f"n_rows, n_inner = {left}.shape[:2]"]
-        lines += [f"n_cols = {pixels}.shape[2]"]
-        tiles = f"{tiles} * {pixels}.shape[0]"
-        largest = f"{out}.numel(), {pixels}.numel()"
-    elif product.batched:
-        flat, strides = left, [f"{item}.stride({axis})" for item in (left, *rights) for axis in (-2, -1)]
-        lines += [f"n_rows, n_inner = {left}.shape[-2:]", f"n_cols = {rights[0]}.shape[{column}]"]
-        tiles = f"{tiles} * ({out}.numel() // (n_rows * n_cols))"
-        largest = f"{left}.numel(), {out}.numel(), {rights[0]}.numel()"
-    else:
-        matrix = len(body.metas[product.left].shape) == 2
-        flat = left if matrix else f"{left}_2d"
-        strides = [f"{item}.stride({axis})" for item in (flat, *rights) for axis in (0, 1)]
-        lines += [] if matrix else [f"{flat} = {left}.reshape(-1, {left}.shape[-1])"]
-        lines += [f"n_rows, n_inner = {flat}.shape"]
-        lines += [f"n_cols = {rights[0]}.shape[{column + 2}]"]
-        largest = f"{flat}.numel(), n_rows * n_cols, {rights[0]}.numel()"
+        strides[2:] = [f"{rights[0]}.stride(1)", f"{rights[0]}.stride(2)"]
+    largest = ["n_rows * n_cols" if not product.batched else f"out_{names[region.outputs[0].value]}.numel()"]
+    largest += [f"{item}.numel()" for item in (left, *rights[:1])]
+    lines += [*sizes, *copies]
     lines += [
         f"block_m = max(16, min({tile.block_m}, triton.next_power_of_2(n_rows)))",
-        f"index_type = tl.int32 if max({largest}) < 2**31 else tl.int64",
+        f"index_type = tl.int32 if max({', '.join(largest)}) < 2**31 else tl.int64",
     ]
-    values = [flat, *rights, *pointers.values, "n_rows", "n_cols", "n_inner", *strides]
-    values += [*(value for _, value in _batch_arguments(body)), *shapes.values]
+    values = [left, *rights, *pointers.values, "n_rows", "n_cols", "n_inner", *strides]
+    values += [*(value for _, value in batch_arguments(body, texts)), *shapes.values]
     options = [
         "INDEX=index_type",
         f'PRECISION="{precision}"',
         f"EVEN_INNER=n_inner % {tile.block_k} == 0",
+        *(item.option for item in order.units),
         "BLOCK_M=block_m",
         f"BLOCK_N={tile.block_n}",
         f"BLOCK_K={tile.block_k}",
@@ -323,3 +281,23 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str], orde
         f"num_stages={tile.num_stages}",
     ]
     return [*lines, *call_lines(f"{name}_kernel", f"({tiles},)", values, options), result_line(body)]
+
+
+def _size_lines(body: Body, tile: Tile) -> tuple[str, list[str]]:
+    """The number of tiles, and statements that set the sizes it is counted from."""
+    region, names = body.region, body.names
+    product = region.products[0]
+    left, right = names[product.left], names[product.right]
+    column = -2 if product.transposed else -1
+    tiles = f"triton.cdiv(n_rows, block_m) * triton.cdiv(n_cols, {tile.block_n})"
+    if product.of_pixels:
+        lines = [f"{right}_pixels = {right}.flatten(2)", f"n_rows, n_inner = {left}.shape[:2]"]
+        return f"{tiles} * {right}_pixels.shape[0]", [*lines, f"n_cols = {right}_pixels.shape[2]"]
+    if product.batched:
+        out = f"out_{names[region.outputs[0].value]}"
+        lines = [f"n_rows, n_inner = {left}.shape[-2:]", f"n_cols = {right}.shape[{column}]"]
+        return f"{tiles} * ({out}.numel() // (n_rows * n_cols))", lines
+    matrix = len(body.metas[product.left].shape) == 2
+    flat = left if matrix else f"{left}_2d"
+    lines = [] if matrix else [f"{flat} = {left}.reshape(-1, {left}.shape[-1])"]
+    return tiles, [*lines, f"n_rows, n_inner = {flat}.shape", f"n_cols = {right}.shape[{column + 2}]"]

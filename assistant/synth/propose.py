@@ -332,7 +332,12 @@ def blamed_nodes(
         kernel = _kernel_at(turn.candidate.source, error.line)
         for compiled in forms:
             if without_docstring(compiled.source) == without_docstring(turn.candidate.source):
-                outputs = {name for item in compiled.kernels if item.name == kernel for name in item.outputs}
+                outputs = {
+                    name
+                    for item in compiled.kernels
+                    if kernel in (item.name, f"{item.name}_copy")
+                    for name in item.outputs
+                }
                 blamed |= {name for region in compiled.regions if region.names & outputs for name in region.names}
                 break
     return frozenset(blamed)

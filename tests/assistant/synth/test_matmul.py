@@ -6,7 +6,8 @@ import torch.nn.functional as F
 from modules import Function, GatedMLP
 from torch import nn
 
-from drk.assistant.synth import matmul
+from drk.assistant.synth import alignment
+from drk.assistant.synth.propose import compile_graph, variants
 
 
 def test_linear_with_bias_and_activation(check):
@@ -92,7 +93,6 @@ def test_strided_left_operand(check):
 @pytest.mark.parametrize(("dtype", "pair"), [(torch.float32, False), (torch.float32, True), (torch.bfloat16, True)])
 @pytest.mark.long
 def test_default_tiles_compile_for_hopper_without_spills(offline_compile, graph_of, dtype, pair):
-    from drk.assistant.synth.propose import compile_graph, variants
     from drk.assistant.synth.regions import Rules
 
     single = Function(lambda s, x: F.gelu(s.g(x)), g=nn.Linear(1024, 2816))
@@ -155,10 +155,66 @@ def test_every_order_of_operands(check, left, right, turned):
     assert ("tl.trans(" in compiled.source) == turned
 
 
-@pytest.mark.parametrize(("rows", "copy"), [(20, " = t.contiguous()"), (40, ".mT.contiguous().mT")])
-def test_where_neither_operand_has_the_inner_dimension_innermost_the_smaller_is_copied(check, monkeypatch, rows, copy):
-    monkeypatch.setattr(matmul, "COPY_FROM", 16)
+@pytest.fixture
+def copying(monkeypatch):
+    """Copies of factors are worth it for small products too."""
+    monkeypatch.setattr(alignment, "COPY_FROM", 16)
+    monkeypatch.setattr(alignment, "COPY_FLOPS", 1)
+
+
+@pytest.mark.parametrize(("rows", "copy"), [(20, "matmul_relu_copy(t)"), (40, "matmul_relu_copy(args_1.mT).mT")])
+def test_where_neither_operand_has_the_inner_dimension_innermost_the_smaller_is_copied(check, copying, rows, copy):
     module = Function(lambda _, x, y: torch.relu(x.t() @ y))
-    compiled = check(module, torch.randn(70, rows), torch.randn(70, 30), factor=3.0)
+    compiled = check(module, torch.randn(70, rows), torch.randn(70, 32), factor=3.0)
     assert copy in compiled.source
     assert ("tl.trans(" in compiled.source) == (rows == 20)
+
+
+@pytest.mark.parametrize(
+    ("left", "right", "copies"),
+    [
+        ((30, 67), (67, 20), ["args_0"]),  # only the left one has its odd dimension innermost
+        ((30, 67), (67, 21), ["args_0", "args_1.mT"]),
+        ((2, 3, 30, 67), (2, 3, 67, 21), ["args_0", "args_1.mT"]),
+        ((3, 30, 67), (67, 21), ["args_0_2d", "args_1.mT"]),
+        ((30, 68), (68, 20), []),
+    ],
+)
+def test_factors_with_rows_of_odd_length_are_padded_first(check, copying, left, right, copies):
+    module = Function(lambda s, x, y: x.mean() - x @ y * s.scale, scale=torch.randn(right[-1]))
+    compiled = check(module, torch.randn(left), torch.randn(right), factor=3.0)
+    assert all(f"_copy({item})" in compiled.source for item in copies)
+    assert compiled.source.count("_copy(") == len(copies) + bool(copies)
+
+
+def test_padded_factors_in_half_precision_and_in_the_epilogue(check, copying):
+    module = Function(lambda s, x: x + s.linear(x).relu() * x, linear=nn.Linear(35, 35).half())
+    compiled = check(module, torch.randn(17, 35).half(), variant=1, calls=[[torch.randn(3, 35).half()]])
+    assert "_copy(" in compiled.source
+
+
+def test_infinities_and_nan_stay_in_their_rows_when_padded(graph_of, interpreter, copying):
+    module, x, y = Function(lambda _, x, y: (x @ y) * 0.5), torch.randn(20, 37), torch.randn(37, 19)
+    x[3, 36], y[36, 5] = torch.inf, torch.nan
+    source = compile_graph(graph := graph_of(module, x, y), variants(graph)[0]).source
+    assert "_copy(" in source
+    [[outputs]] = interpreter.run(source, {}, [[x, y]])
+    torch.testing.assert_close(outputs, module(x, y), equal_nan=True, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize(("inner", "columns"), [(40, 24), (24, 36), (36, 44)])
+def test_sizes_that_are_multiples_of_four_are_told_to_the_compiler(check, inner, columns):
+    module = Function(lambda _, x, y: x @ y - y.mean())
+    others = [[torch.randn(9, 33), torch.randn(33, 7)], [torch.randn(9, 40), torch.randn(40, 10)]]
+    compiled = check(module, torch.randn(20, inner), torch.randn(inner, columns), factor=3.0, calls=others)
+    assert "INNER_UNIT=4 if (n_inner | args_0.stride(-2)) % 4 == 0 else 1" in compiled.source
+    assert "COLS_UNIT=4 if (n_cols | args_1.stride(-2)) % 4 == 0 else 1" in compiled.source
+
+
+@pytest.mark.parametrize("shape", [(33, 33), (2, 20, 20)])
+def test_a_matrix_times_itself(check, shape):
+    check(Function(lambda _, x: (x @ x).relu() + x), torch.randn(shape), factor=3.0)
+
+
+def test_an_odd_matrix_times_itself(check, copying):
+    assert check(Function(lambda _, x: (x @ x).relu() + x), torch.randn(33, 33), factor=3.0).source.count("_copy(") == 3
