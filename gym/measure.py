@@ -43,6 +43,8 @@ Finish = Callable[[], Awaitable[None]]
 """The end of an evaluation, once its candidate was timed."""
 
 MAX_CALLS = 50
+LEAD_CALLS = 4
+"""Calls at the head of a window that are not timed, where it holds twice as many."""
 PROFILE_RUNS = 5
 CLOCK_SLACK_MS = 0.5
 MAX_DISAGREEMENTS = 20
@@ -148,6 +150,7 @@ class Contest:
         self.runner = runner
         self.forms: dict[str, tuple[RunnerHandle, str]] = {"eager": (session.handle, "eager")}
         self.calls = 1
+        self.lead = 0
         self.times_ms: dict[str, list[float]] = defaultdict(list)
         self.disagreed: dict[str, int] = defaultdict(int)
         self.clock_looks = 0
@@ -174,7 +177,9 @@ class Contest:
         latency_s = min(float(answer["latency_s"]) for answer in answers)
         input_bytes = max(int(answer["input_bytes"]) for answer in answers)
         wanted = math.ceil(self.timing.window_us * 1e-6 / max(latency_s, 1e-6))
-        self.calls = max(1, min(wanted, MAX_CALLS, 2**31 // max(input_bytes, 1)))
+        room = 2**31 // max(input_bytes, 1)
+        self.calls = max(1, min(wanted, MAX_CALLS, room))
+        self.lead = min(LEAD_CALLS, self.calls // 2, max(room - self.calls, 0))
 
     async def _add_compiled(self) -> None:
         if self.compiled is None:
@@ -256,7 +261,7 @@ class Contest:
         return True
 
     async def _round(self, turns: TurnsOnCore) -> None:
-        keys = [secrets.randbits(62) for _ in range(self.calls)]
+        keys = [secrets.randbits(62) for _ in range(self.lead + self.calls)]
         names = list(self.forms)
         self.owner.random.shuffle(names)
         limit_s = self.evaluation.settings.limits.run_s
@@ -268,11 +273,11 @@ class Contest:
             if name == "candidate":
                 self.window_keys = keys
             start = time.perf_counter()
-            answer = await self._ask(name, "go", limit_s)
+            answer = await self._ask(name, "go", limit_s, lead=self.lead)
             wall_ms = (time.perf_counter() - start) * 1e3
-            event_ms = float(answer["event_ms"])
-            self.excess_ms[name].append(wall_ms - event_ms)
-            if not agree(event_ms, wall_ms):
+            event_ms, lead_ms = float(answer["event_ms"]), float(answer["lead_ms"])
+            self.excess_ms[name].append(wall_ms - lead_ms - event_ms)
+            if not (lead_ms >= 0.0 and event_ms > 0.0 and agree(lead_ms + event_ms, wall_ms)):
                 self.disagreed[name] += 1
                 return
             times[name] = event_ms / self.calls
@@ -285,7 +290,8 @@ class Contest:
         The last call of the window and a random one: who answers from a cache once the calls come quickly does so to
         the end.
         """
-        for index in sorted({self.calls - 1, self.owner.random.randrange(self.calls)}):
+        last = len(self.window_keys) - 1
+        for index in sorted({last, self.owner.random.randrange(last + 1)}):
             # Where calls change the module's state, the reference has to make those before this one as well.
             keys = self.window_keys[0 if self.session.stateful else index : index + 1]
             await self._check_output("timed", index, keys)

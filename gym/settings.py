@@ -47,7 +47,7 @@ class Timing:
     max_pairs: int = 200
     target_halfwidth: float = 0.01
     max_s: float = 3.0
-    window_us: float = 400.0
+    window_us: float = 800.0
     compile_baseline: bool = True
     best_only: bool = False
 

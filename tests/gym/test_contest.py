@@ -49,7 +49,7 @@ class Handle:
                 await asyncio.sleep(1.0)
             kept = [(repeat - 1) % len(self.keys)] if repeat else range(last + 1)
             self.values = [self.keys[index] + (index if self.counts else 0) for index in kept]
-            return {"ok": True, "event_ms": 0.001}
+            return {"ok": True, "event_ms": 0.001, "lead_ms": 0.0005}
         if command == "outputs":
             return {"ok": True, "out": self.values[message["index"]]}
         return {"ok": True}
@@ -78,7 +78,7 @@ async def test_outputs_of_the_last_call_and_of_the_long_window_are_checked(monke
     candidate, eager = Handle(), Handle()
     one = contest(monkeypatch, candidate, eager)
     await one.warm_up()
-    assert one.calls == 4
+    assert (one.calls, one.lead) == (8, 4)
     await one.run()
     await one.check_outputs()
     await one.check_clock()
@@ -87,7 +87,7 @@ async def test_outputs_of_the_last_call_and_of_the_long_window_are_checked(monke
     assert all(cell.passed for cell in cells), cells
     assert {cell.name for cell in cells} == {"timed out", "long window out"}
     shown = [message["index"] for command, message in candidate.asked if command == "outputs"]
-    assert 3 in shown[:2], "the last call of the window"
+    assert 11 in shown[:2], "the last call of the window"
 
 
 async def test_a_stateful_reference_makes_the_calls_before(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -198,3 +198,17 @@ async def test_the_baseline_is_compiled_once(monkeypatch: pytest.MonkeyPatch) ->
     assert [m["form"] for c, m in session.handle.asked if c == "warm"].count("eager") == 1
     assert limits.compile_s > 0
     assert first.evaluation.draft.speedups is not None
+
+
+@pytest.mark.parametrize("lead_ms", [-0.5, 1e6, float("nan")])
+async def test_time_cannot_be_hidden_in_the_calls_before(monkeypatch: pytest.MonkeyPatch, lead_ms: float) -> None:
+    class Liar(Handle):
+        async def call(self, command: str, timeout_s: float, **message: Any) -> dict[str, Any]:
+            answer = await super().call(command, timeout_s, **message)
+            return {**answer, "lead_ms": lead_ms} if command == "go" else answer
+
+    one = contest(monkeypatch, Liar(), Handle())
+    await one.warm_up()
+    with pytest.raises(Stop) as stop:
+        await one.run()
+    assert stop.value.failure.kind == "clock-mismatch"

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from drk.gym.statistics import latency, ratio_interval, settled
+from drk.gym.statistics import BIRGE_RATIO, latency, ratio_interval, settled
 
 
 def test_drift_cancels_in_pairs() -> None:
@@ -41,3 +43,13 @@ def test_bad_times_are_refused(base: list[float], mine: list[float]) -> None:
 def test_latency_orders_its_bounds() -> None:
     found = latency([1.0, 1.1, 0.9, 1.0, 5.0])
     assert found.low <= found.median <= found.high and found.median == 1.0
+
+
+def test_intervals_are_stretched_for_what_differs_between_runs() -> None:
+    generator = np.random.default_rng(5)
+    ratios = np.exp(generator.normal(0.1, 0.02, size=60))
+    interval = ratio_interval(ratios, np.ones(60), seed=3)
+    medians = np.median(ratios[np.random.default_rng(3).integers(0, 60, size=(400, 60))], axis=1)
+    low, high = np.quantile(medians, [0.025, 0.975])
+    for bound, plain in ((interval.low, low), (interval.high, high)):
+        assert math.log(bound / interval.value) == pytest.approx(BIRGE_RATIO * math.log(plain / interval.value))
