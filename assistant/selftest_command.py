@@ -161,7 +161,7 @@ def gym_settings(settings: Settings, jobs: int) -> GymSettings:
         sandbox=settings.sandbox,
         seeds=settings.seeds,
         parallel=jobs,
-        timing=Timing(max_pairs=40, max_s=1.0, compile_baseline=False),
+        timing=Timing(max_pairs=20, max_s=0.5, compile_baseline=False),
     )
 
 
