@@ -16,6 +16,7 @@ import torch
 
 from drk.training.backends import PolicyBackend, WaveBackend
 from drk.training.config import GymSection, TrainConfig
+from drk.training.decode import Decoder
 from drk.training.errors import OptionError, TrainingError
 from drk.training.vllm_backend import VllmBackend
 
@@ -68,6 +69,7 @@ def make_backend(config: TrainConfig, stops: frozenset[int], pad_id: int, traine
         stop_ids=stops,
         pad_id=pad_id,
         batch_rows=rollout.batch_rows,
+        decoder=Decoder(rows=rollout.batch_rows),
         context=lambda: trainer().accelerator.autocast(),  # noqa: PLW0108 - there is no trainer yet
     )
 

@@ -6,16 +6,23 @@ it; its price is that the slowest judgement of a turn holds the others up. A ser
 answers each trajectory on its own, and so does :mod:`drk.training.continuous_backend`.
 
 Who does not know how many will ask (validation) says 0: what waits while a batch is sampled makes the next one.
+
+Small models of known shape are decoded on a GPU by :mod:`drk.training.decode`, everything else by
+:mod:`drk.training.sampling`; :meth:`WaveBackend.facts` tells by which, and why.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
+import torch
+
+from drk.training.decode import Decoder
+from drk.training.decode_model import why_not
 from drk.training.errors import TrainingError
 from drk.training.sampling import Prompt, Sampled, sample
 
@@ -59,10 +66,21 @@ class PolicyBackend(Protocol):
         ...
 
 
+Waiting = tuple[Prompt, "asyncio.Future[Sampled]"]
+
+
 class WaveBackend:
     """Samples with the model that is trained. ``model`` gives it, unwrapped, at the time of each wave.
 
-    ``context`` surrounds each wave: autocast, where training has it.
+    Args:
+        model: see above.
+        temperature: above 0 divides the logits; 0 takes the most likely token.
+        stop_ids: tokens that end an answer.
+        pad_id: the tokenizer's.
+        batch_rows: rows at a time, at most.
+        context: surrounds each wave: autocast, where training has it.
+        decoder: samples what it can; None: nothing.
+        early: give each answer when it is there, not when its wave is over. Only where nobody is timed on the GPU.
     """
 
     def __init__(
@@ -74,6 +92,8 @@ class WaveBackend:
         pad_id: int,
         batch_rows: int = 256,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        decoder: Decoder | None = None,
+        early: bool = False,
     ) -> None:
         self._model = model
         self._temperature = temperature
@@ -81,11 +101,20 @@ class WaveBackend:
         self._pad_id = pad_id
         self._batch_rows = batch_rows
         self._context = context
+        self._decoder = decoder
+        self._early = early
+        self._why_not = "nothing was sampled yet"
         self.busy_s = 0.0
         self.outages = 0
         self._live = 0
-        self._waiting: list[tuple[Prompt, asyncio.Future[Sampled]]] = []
+        self._waiting: list[Waiting] = []
         self._waves: set[asyncio.Task[None]] = set()
+
+    def facts(self) -> dict[str, Any]:
+        """Return what sampling took: figures of the decoder, or why it was not used."""
+        if self._decoder is None or self._why_not:
+            return {"decoder": False, "why_not": self._why_not}
+        return {"decoder": True, **self._decoder.stats.facts()}
 
     def begin(self, trajectories: int) -> None:
         """Say how many trajectories will ask."""
@@ -112,6 +141,8 @@ class WaveBackend:
         for wave in self._waves:
             wave.cancel()
         await asyncio.gather(*self._waves, return_exceptions=True)
+        if self._decoder is not None:
+            self._decoder.release()
 
     def _start_when_all_wait(self) -> None:
         # who was cancelled while waiting has left already
@@ -129,11 +160,14 @@ class WaveBackend:
         if not wave.cancelled():
             self._start_when_all_wait()
 
-    async def _answer(self, batch: list[tuple[Prompt, asyncio.Future[Sampled]]]) -> None:
-        for start in range(0, len(batch), self._batch_rows):
-            part = batch[start : start + self._batch_rows]
+    async def _answer(self, batch: list[Waiting]) -> None:
+        self._why_not = self._reason()
+        size = self._batch_rows if self._why_not else len(batch)
+        for start in range(0, len(batch), size):
+            part = batch[start : start + size]
+            hear = self._giver([future for _, future in part])
             try:
-                answers = await asyncio.to_thread(self._sample, [prompt for prompt, _ in part])
+                answers = await asyncio.to_thread(self._sample, [prompt for prompt, _ in part], hear)
             except RuntimeError as error:  # out of memory, among others: one batch fails, with its cause
                 fault = SamplerUnavailable(f"sampling failed: {error}", help="lower rollout.batch_rows")
                 for _, future in part:
@@ -141,18 +175,48 @@ class WaveBackend:
                         future.set_exception(fault)
                 continue
             for (_, future), answer in zip(part, answers, strict=True):
-                if not future.done():
-                    future.set_result(answer)
+                _give(future, answer)
 
-    def _sample(self, prompts: list[Prompt]) -> list[Sampled]:
+    def _reason(self) -> str:
+        """Return why the decoder does not sample this wave; empty where it does."""
+        if self._decoder is None:
+            return "there is no decoder"
+        model = self._model()
+        if not self._decoder.takes(next(model.parameters()).device):
+            return "the model is not on a GPU"
+        with self._context():
+            if torch.is_autocast_enabled(next(model.parameters()).device.type):
+                return "weights are float32 under autocast"
+        return why_not(model)
+
+    def _giver(self, futures: Sequence[asyncio.Future[Sampled]]) -> Callable[[int, Sampled], None]:
+        """Return what hears of answers in the sampling thread, and gives them in the loop's where that is wanted."""
+        loop = asyncio.get_running_loop()
+
+        def hear(number: int, answer: Sampled) -> None:
+            if self._early:
+                loop.call_soon_threadsafe(_give, futures[number], answer)
+
+        return hear
+
+    def _sample(self, prompts: list[Prompt], hear: Callable[[int, Sampled], None]) -> list[Sampled]:
         model = self._model()
         training, begun = model.training, time.monotonic()
         model.eval()
         try:
             with self._context():
+                if self._decoder is not None and not self._why_not:
+                    return self._decoder.sample(
+                        model, prompts, temperature=self._temperature, stop_ids=self._stop_ids, heard=hear
+                    )
                 return sample(
                     model, prompts, temperature=self._temperature, stop_ids=self._stop_ids, pad_id=self._pad_id
                 )
         finally:
             model.train(training)
             self.busy_s += time.monotonic() - begun
+
+
+def _give(future: asyncio.Future[Sampled], answer: Sampled) -> None:
+    if not future.done():  # who asked may be gone
+        future.set_result(answer)

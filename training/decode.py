@@ -62,6 +62,10 @@ class Decoder:
         self._stream: Any = None
         self.stats = DecodeStats()
 
+    def takes(self, device: torch.device) -> bool:
+        """Return whether it is of use on ``device``: where steps are captured, or were asked to be made without."""
+        return device.type == "cuda" or self._wants_graphs is False
+
     def release(self) -> None:
         """Give the cache and the graphs back; the next call makes them anew."""
         self._graphs.clear()

@@ -8,8 +8,14 @@ from typing import Any
 
 import pytest
 
+pytest.importorskip("transformers", reason="needs the train extra")
+
+import torch
+from decode_parts import make_model
+
 from drk.training import backends
 from drk.training.backends import SamplerUnavailable, WaveBackend
+from drk.training.decode import Decoder
 from drk.training.sampling import Prompt, Sampled
 
 
@@ -142,3 +148,50 @@ async def test_weights_do_not_change_while_a_wave_of_somebody_cut_off_is_sampled
     await settling
     assert model.training
     assert entered == ["left"]  # the surrounding context, autocast in a run
+
+
+async def test_answers_of_a_decoder_are_given_as_they_end_or_with_their_wave() -> None:
+    gone_on, seen = threading.Event(), []
+
+    class Slow(Decoder):
+        def sample(self, model: Any, prompts: Any, *, temperature: float, stop_ids: Any, heard: Any = None) -> Any:
+            seen.append(len(prompts))
+            answers = [Sampled(prompt.ids, (0.0,), False) for prompt in prompts]
+            heard(0, answers[0])
+            assert gone_on.wait(60)
+            return answers
+
+    for early in (True, False):
+        gone_on.clear()
+        model = make_model()
+        backend = WaveBackend(
+            lambda model=model: model, temperature=1.0, stop_ids=frozenset(), pad_id=0, batch_rows=1,
+            decoder=Slow(graphs=False), early=early,
+        )  # fmt: skip
+        backend.begin(2)
+        first, second = (asyncio.create_task(backend.generate(Prompt((seed,), seed, 1))) for seed in (1, 2))
+        done, _ = await asyncio.wait([first], timeout=60 if early else 0.3)
+        assert bool(done) == early
+        assert not second.done()
+        gone_on.set()
+        assert [one.ids for one in await asyncio.gather(first, second)] == [(1,), (2,)]
+        assert backend.facts()["decoder"]
+        await backend.close()
+    assert seen == [2, 2]  # the decoder splits waves itself
+
+
+async def test_what_the_decoder_cannot_sample_is_sampled_without_it(batches: list[list[int]]) -> None:
+    def reason(model: Any, context: Any = contextlib.nullcontext, **settings: Any) -> WaveBackend:
+        return WaveBackend(
+            lambda: model, temperature=1.0, stop_ids=frozenset(), pad_id=0, context=context, decoder=Decoder(**settings)
+        )
+
+    under_autocast = reason(make_model(), lambda: torch.autocast("cpu", dtype=torch.bfloat16), graphs=False)
+    odd = reason(torch.nn.Linear(1, 1), graphs=False)
+    for backend, why in ((under_autocast, "autocast"), (odd, "neither"), (reason(make_model()), "not on a GPU")):
+        backend.begin(1)
+        assert (await backend.generate(Prompt((3,), 3, 1))).ids == (3,)
+        facts = backend.facts()
+        assert not facts["decoder"]
+        assert why in facts["why_not"]
+    assert batches == [[3]] * 3
