@@ -29,7 +29,8 @@ from drk.gym.sandbox import terminate
 
 GRACE_S = 20.0
 RECORDERS = (
-    "capture_values", "capture_recorder", "profile_clock", "profile_hooks", "profile_marks", "profile_window",
+    "capture_values", "capture_recorder", "profile_clock", "profile_entry", "profile_graphs", "profile_hooks",
+    "profile_marks", "profile_window",
 )  # fmt: skip
 """Files that run in the user's process, which may have no drk: they import nothing of it but each other."""
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -31,7 +31,7 @@ from drk.assistant.report_sources import source_excerpts
 from drk.assistant.report_store import default_profiles_dir
 from drk.assistant.report_text import render_text
 from drk.assistant.settings import Settings, load_settings
-from drk.assistant.task_building import InitTexts, InputTexts, IsFactory
+from drk.assistant.task_building import Autocast, InitTexts, InputTexts, IsFactory, autocast_name
 from drk.gym.devices import device_facts
 
 
@@ -50,6 +50,8 @@ class _Request:
     estimate_for: str | None
     save_tasks: bool
     open_it: bool
+    autocast: str | None
+    keep: Path | None
 
 
 def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -61,6 +63,7 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
     init: InitTexts = None,
     mode: Annotated[Literal["eval", "train"], typer.Option(help="The module's mode; train adds backward.")] = "eval",
     factory: IsFactory = None,
+    autocast: Autocast = "",
     state_dict: Annotated[Path | None, typer.Option(help="Trained weights.")] = None,
     steps: Annotated[int, typer.Option(min=1, max=1000, help="Steps that are measured.")] = STEPS,
     precision: Annotated[str | None, typer.Option(help="match, strict, tf32 or bf16, for the saved tasks.")] = None,
@@ -78,6 +81,7 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
         Path | None, typer.Option("-o", "--output", help="Write the JSON here; a page if it is named .html.")
     ] = None,
     open_it: Annotated[bool, typer.Option("--open", help="Open the report as a page in your browser.")] = False,
+    keep: Annotated[Path | None, typer.Option(help="Keep the recorder's own files here, for a bug report.")] = None,
 ) -> None:
     """Measure where the time goes: by kernel, module, function and source line.
 
@@ -111,6 +115,8 @@ def profile(  # noqa: PLR0913, PLR0917 - one parameter for each option
         estimate_for=estimate_for or settings.target,
         save_tasks=tasks,
         open_it=open_it,
+        autocast=autocast_name(autocast),
+        keep=keep,
     )
     _run(ctx, request, settings)
 
@@ -142,13 +148,14 @@ def _run(ctx: typer.Context, request: _Request, settings: Settings) -> None:
         max_time_s=settings.max_time_s,
         precision=settings.precision,
         save_tasks=request.save_tasks,
+        keep=request.keep,
     )
     if request.command is not None:
         profiled = _capture(console, request, wanted)
         _show(console, request, profiled)
         raise typer.Exit(profiled.end.exit_code if profiled.end.ended != "time-limit" else 0)
     if request.target is not None:
-        _show(console, request, _call(console, request.target, request.intake, settings, wanted))
+        _show(console, request, _call(console, request.target, request, settings, wanted))
 
 
 def _capture(console: Console, request: _Request, wanted: Wanted) -> Profiled:
@@ -163,8 +170,9 @@ def _capture(console: Console, request: _Request, wanted: Wanted) -> Profiled:
         raise typer.Exit(error.end.exit_code) from error
 
 
-def _call(console: Console, target: str, intake: Mapping[str, Any], settings: Settings, wanted: Wanted) -> Profiled:
-    task = resolve_target(target, **intake, precision=settings.precision, tolerance=settings.tolerance)
+def _call(console: Console, target: str, request: _Request, settings: Settings, wanted: Wanted) -> Profiled:
+    task = resolve_target(target, **request.intake, precision=settings.precision, tolerance=settings.tolerance)
+    task = replace(task, autocast=request.autocast)
     with console.progress(f"profiling {task.target}"):
         return profile_target(task, target, settings, wanted)
 

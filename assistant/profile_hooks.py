@@ -24,13 +24,14 @@ import threading
 import time
 import traceback
 import types
-import weakref
 from pathlib import Path
 from typing import Any
 
 from drk.assistant.capture_recorder import before_hard_exit
 from drk.assistant.capture_values import ValueWriter, autocast_dtype, value_range
 from drk.assistant.profile_clock import DeviceClock, capturing_graph
+from drk.assistant.profile_entry import Entry
+from drk.assistant.profile_graphs import GraphWatch
 from drk.assistant.profile_marks import LineTable, own_work
 from drk.assistant.profile_window import Window, uses_gpu
 
@@ -40,47 +41,6 @@ MAX_STEPS_KEPT = 2_000
 MAX_INITS = 5_000
 WRITE_EVERY_S = 5.0
 MAX_DATA_BYTES = 64 * 2**20
-
-
-class Entry:
-    """One module object: who it is, who calls it, with what kinds of arguments."""
-
-    def __init__(self, number: int, module: Any, root: Entry | None, parent: Entry | None) -> None:
-        self.number = number
-        self.ref = weakref.ref(module)
-        inner = module.__dict__.get("_modules", {}).get("_orig_mod")  # what torch.compile wraps
-        self.compiled = inner is not None
-        kind = type(module if inner is None else inner)
-        self.class_name: str = kind.__qualname__
-        self.class_file = str(getattr(sys.modules.get(kind.__module__), "__file__", "") or "")
-        self.root = root or self
-        self.parent = parent
-        self.path = ""
-        self.paths: dict[int, str] = {}
-        self.called_at: int | None = None
-        self.init: int | None = None
-        self.parts = 0
-        self.calls = 0
-        self.other_calls = 0
-        self.kinds: dict[Any, dict[str, Any]] = {}
-        self.mark = f"m|{number}"
-
-    def to_json(self) -> dict[str, Any]:
-        """Return what the reader needs."""
-        return {
-            "id": self.number,
-            "root": self.root.number,
-            "parent": self.parent.number if self.parent is not None else None,
-            "path": self.path,
-            "class_name": self.class_name,
-            "file": self.class_file,
-            "compiled": self.compiled,
-            "init": self.init,
-            "called_at": self.called_at,
-            "calls": self.calls,
-            "other_calls": self.other_calls,
-            "kinds": list(self.kinds.values()),
-        }
 
 
 class ProfileRecorder:
@@ -110,6 +70,7 @@ class ProfileRecorder:
         self.steps: dict[int, list[int]] = {}
         self.main: Entry | None = None
         self.clock = DeviceClock(self.torch)
+        self.graphs = GraphWatch(self)
         self.notes: list[str] = []
         self.stacks = threading.local()
         self.lock = threading.RLock()
@@ -174,6 +135,8 @@ class ProfileRecorder:
             entry.root.parts += 1
             if self.main is None or entry.root.parts > self.main.parts:
                 self.main = entry.root
+            if len(self.all_entries) == 0:  # all of torch is there by now
+                self.graphs.watch(self.torch.cuda.CUDAGraph)
             if len(self.all_entries) < MAX_MODULES:
                 self.all_entries.append(entry)
                 self.entries[id(module)] = entry
@@ -199,6 +162,7 @@ class ProfileRecorder:
         if len(times) < MAX_STEPS_KEPT:
             times.append(time.perf_counter_ns())
         if capturing_graph(self.torch):
+            self.graphs.note(entry)
             return  # no profiler may start or stop, and nothing be waited for, until the graph is whole
         before = self.window.state
         if before == "closed" and self.window.device and entry is self.main:
@@ -363,6 +327,7 @@ def watch(module_class: Any, recorder: ProfileRecorder) -> Any:
     def restore() -> None:
         module_class.__call__ = call
         module_class.__new__ = plain_new if new is None else new
+        recorder.graphs.restore()
 
     __call__.drk_recorder = recorder  # type: ignore[attr-defined]
     module_class.__call__, module_class.__new__ = __call__, __new__

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from drk.assistant.capture_launch import CommandEnd, command_words, prepare, run_watched
-from drk.assistant.errors import EnvironmentFault, Interrupted, TargetError
+from drk.assistant.errors import EnvironmentFault, Interrupted, TargetError, UsageError
 from drk.assistant.intake import locate, split_target
 from drk.assistant.profile_build import Asked, build_report, own_prefixes
 from drk.assistant.profile_recording import Recording, moved, read_faults, read_recordings
@@ -51,7 +51,8 @@ class Profiled:
 
 @dataclass(frozen=True)
 class Wanted:
-    """What the caller asks of either way: ``target`` names a GPU for estimates (null: none)."""
+    """What the caller asks of either way: ``target`` names a GPU for estimates (null: none), ``keep`` a folder for the
+    recorder's own files (null: they are deleted)."""
 
     profiles_dir: Path
     steps: int = STEPS
@@ -59,6 +60,7 @@ class Wanted:
     max_time_s: float = 600.0
     precision: Precision = "match"
     save_tasks: bool = True
+    keep: Path | None = None
 
 
 # --- the user's own program --------------------------------------------------------------------------------------
@@ -85,6 +87,7 @@ def profile_command(
         variables = {"DRK_PROFILE_STEPS": str(wanted.steps + 2), "DRK_PROFILE_WINDOW_S": str(WINDOW_S)}
         environment = prepare(folder, "profile_hooks", variables)
         end = run_watched(words, environment, cwd=cwd, max_time_s=wanted.max_time_s, stdout=stdout)
+        _keep(folder, wanted.keep)
         recordings = read_recordings(folder)
         usable = [one for one in recordings if one.window.state == "closed" and one.modules]
         if not usable:
@@ -183,6 +186,7 @@ def profile_target(task: Task, target: str, settings: Settings, wanted: Wanted) 
         environment = zygote_environment("gpu")
         words = [sys.executable, "-m", "drk.assistant.profile_driver", str(folder)]
         end = run_watched(words, environment, max_time_s=wanted.max_time_s, stdout=sys.stderr, option="drk profile")
+        _keep(folder, wanted.keep)
         recordings = _told(folder, end, root, target)
         recording = moved(recordings[0], str(folder / "src"), str(root))
         method = Method(
@@ -282,6 +286,23 @@ def finish_block(folder: Path, wanted: Wanted, title: str, *, crashed: bool) -> 
         raise TargetError("the block could not be profiled", kind="capture", cause=recording.window.reason)
     method = Method(source="notebook", times_are="cpu", steps=0, ended="crashed" if crashed else "finished")
     return finish(recording, folder, Asked("", title, Path.cwd(), method, wanted.target), wanted)
+
+
+def _keep(folder: Path, place: Path | None) -> None:
+    """Copy what the recorder wrote into ``place``.
+
+    Raises:
+        UsageError: it cannot be written to.
+    """
+    if place is None:
+        return
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        for pattern in ("recording-*.json", "trace-*.json", "fault-*.txt", "failure.json"):
+            for path in folder.glob(pattern):
+                shutil.copyfile(path, place / path.name)
+    except OSError as error:
+        raise UsageError(f"cannot write to {place}", cause=error.strerror or str(error)) from error
 
 
 # --- the end of both ---------------------------------------------------------------------------------------------

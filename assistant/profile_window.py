@@ -84,7 +84,7 @@ class Window:
         if self.state != "open" or threading.get_ident() != self._owner:
             return
         if not self.device and uses_gpu(sys.modules["torch"], self.on_gpu):
-            self._start_over(module)
+            self.start_over(module)
             if self.state != "open":
                 return
         seen = self.seen[root] = self.seen.get(root, 0) + 1
@@ -96,8 +96,10 @@ class Window:
         with self._range(f"{MARK}s|{root}|{number}"):
             pass
 
-    def _start_over(self, module: Any) -> None:
-        """Begin anew: the program has begun to use its GPU, and kernels are watched only from a window's begin."""
+    def start_over(self, module: Any) -> None:
+        """Begin an open window anew: the program does something else now, or kernels begin that were not watched."""
+        if self.state != "open" or threading.get_ident() != self._owner:
+            return
         if self.slot is not None:
             self.slot.close()
             self.slot = None

@@ -3,12 +3,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from profile_events import gpu_events, gpu_step, kernel, recording, step
+from profile_events import gpu_events, gpu_step, host, kernel, launch, op, recording, step
 
 from drk.assistant.profile_build import Asked, build_report
 from drk.assistant.profile_recording import RecordedModule
 from drk.assistant.profile_trace import analyse
 from drk.assistant.report import Method, from_json, to_json
+from drk.assistant.report_text import render_text
 
 METHOD = Method("command", "cpu", 0, command="python train.py")
 
@@ -156,3 +157,47 @@ def test_an_empty_window_is_no_crash() -> None:
     report = build([step(0, 0)])
     assert report.total_us == 0
     assert report.verdict == "nothing was measured"
+
+
+def test_what_runs_outside_of_modules_has_a_name() -> None:
+    outside = [
+        host("drk|l|1", 1, 9),
+        op("aten::copy_", 2, 4, [[8]]),
+        launch(900, 3),
+        host("Optimizer.step#SGD.step", 110, 30, "user_annotation"),
+        op("aten::_foreach_add_", 112, 5, [[[8]]]),
+        launch(901, 113),
+        launch(902, 150),
+    ]
+    late = [event | {"ts": event["ts"] + 1600} for event in outside]
+    kernels = [kernel("copy", 900, 1610, 10), kernel("sgd", 901, 1730, 20), kernel("mystery", 902, 1760, 70)]
+    report = build([*gpu_events(4), *late, *kernels])
+    assert [(row.name, row.times.total_us) for row in report.parts] == [
+        ("SGD.step", 20),
+        ("net.py (top level)", 10),
+    ]
+    assert report.attribution.to_module == pytest.approx(300 / 400)
+    assert report.attribution.to_part == pytest.approx(330 / 400)
+
+
+def test_a_kernel_of_a_module_without_a_line_has_that_of_the_call() -> None:
+    graph = [step(0, 0), host("drk|m|1", 1, 9), launch(1, 2), kernel("replayed", 1, 5, 3)]
+    (row,) = build(graph).kernels
+    assert row.place.line == 10  # where Net calls the linear
+
+
+def test_steps_outside_of_the_window_are_timed_by_the_devices_clock() -> None:
+    report = build(gpu_events(4), recording(device_steps_us={"0": [110.0, 108.0, 112.0]}))
+    assert report.wall_us == pytest.approx(3 * 110)
+    assert report.step_us == (110.0, 108.0, 112.0)
+    split = report.idle
+    assert (split.wall_us, split.busy_us) == (pytest.approx(330), pytest.approx(300))
+    assert split.launch_us + split.idle_us == pytest.approx(30)
+    assert split.profiled_us == pytest.approx(2 * 150 + 115)  # first kernel to the end of the last
+
+
+def test_a_gpu_whose_kernels_were_not_seen_is_told() -> None:
+    report = build([step(0, 0), host("drk|m|0", 1, 9), op("aten::add", 2, 5, [[4], [4]])])
+    assert "NVIDIA H200" in report.warnings[0]
+    assert "saw no kernel" in report.warnings[0]
+    assert "kernels could not be recorded" in render_text(report)

@@ -58,9 +58,7 @@ def test_the_recorders_own_work_is_left_out() -> None:
         launch(2, 21),
         kernel("add", 2, 30, 3),
     ]
-    assert [(piece.name, piece.op) for piece in analyse(events).slices if piece.phase != "other"] == [
-        ("add", "aten::add")
-    ]
+    assert [(piece.name, piece.op) for piece in analyse(events).slices] == [("add", "aten::add")]
 
 
 def test_a_kernel_whose_launch_was_not_seen_is_still_counted() -> None:
@@ -148,3 +146,47 @@ def test_malformed_files_are_told(tmp_path) -> None:
     assert len(read_events(path)) == len(gpu_events(1))
     with pytest.raises(UsageError, match="cannot be read"):
         read_events(tmp_path / "absent.json")
+
+
+def test_a_kernel_without_a_launch_goes_by_its_operators_external_id() -> None:
+    events = [step(0, 0), host("drk|m|3", 1, 10), op("aten::add", 2, 5, [[4], [4]], **{"External id": 8})]
+    events.append(kernel("add", 5, 4, 3) | {"args": {"External id": 8}})
+    (piece,) = analyse(events).slices
+    assert (piece.op, piece.module) == ("aten::add", 3)
+
+
+def test_of_several_gpus_the_busiest_is_shown() -> None:
+    here, there = kernel("here", 1, 5, 3), kernel("there", 2, 5, 30)
+    there["args"]["device"], here["args"]["device"] = 1, 0
+    trace = analyse([step(0, 0), here, there])
+    assert trace.devices == (1, 0)
+    assert [piece.name for piece in trace.slices] == ["there"]
+
+
+def test_backward_in_its_own_thread_without_a_forward_belongs_to_the_call_of_backward() -> None:
+    events = [
+        step(0, 0),
+        host("drk|l|6", 10, 50),
+        op("autograd::engine::evaluate_function: ReduceBackward", 20, 9, thread=2),
+        op("aten::add", 21, 5, [[4], [4]], thread=2),
+        launch(1, 22, thread=2),
+        kernel("add", 1, 30, 3),
+        op("autograd::engine::evaluate_function: LateBackward", 80, 9, thread=2),
+        op("aten::mul", 81, 5, [[4], [4]], thread=2),
+        launch(2, 82, thread=2),
+        kernel("mul", 2, 90, 3),
+    ]
+    assert [(piece.name, piece.line) for piece in analyse(events).slices] == [("add", 6), ("mul", None)]
+
+
+def test_an_optimizers_kernels_know_its_name() -> None:
+    events = [
+        step(0, 0),
+        host("drk|l|2", 1, 50),
+        host("Optimizer.step#AdamW.step", 2, 40, "user_annotation"),
+        op("aten::_foreach_add_", 3, 5, [[[4], [4]]]),
+        launch(1, 4),
+        kernel("multi_tensor", 1, 9, 3),
+    ]
+    (piece,) = analyse(events).slices
+    assert (piece.part, piece.phase, piece.line, piece.calls) == ("AdamW.step", "other", 2, ())
