@@ -55,6 +55,8 @@ SECOND_LOOKS = 4
 CLOCK_PAUSE_S = 0.1
 SETTLE_EVERY = 5
 HURRIED = 1.5
+CROWDED_S = 0.3
+"""Rounds end after so long while others wait for the GPU; the verdict's interval says how well that went."""
 BEATEN = 1.02
 """By so much a speed-up has to stay below another, beyond its interval, for a candidate to be clearly slower."""
 EXCESS_LIMIT = 3.0
@@ -208,14 +210,15 @@ class Contest:
             self.evaluation.draft.notes.append(UNHELD)
 
     async def _take_rounds(self, turns: TurnsOnCore) -> None:
-        deadline = time.monotonic() + self.timing.max_s
+        start = time.monotonic()
         while len(self.times_ms["candidate"]) < self.timing.max_pairs:
             await self._round(turns)
             await self._check_clocks()
             done = len(self.times_ms["candidate"])
             if done < self.timing.min_pairs:
                 continue
-            if time.monotonic() > deadline or (done % SETTLE_EVERY == 0 and self._settled()):
+            limit_s = min(self.timing.max_s, CROWDED_S) if self.owner.turns.waiting else self.timing.max_s
+            if time.monotonic() > start + limit_s or (done % SETTLE_EVERY == 0 and self._settled()):
                 return
 
     async def note_doubts(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -212,3 +213,19 @@ async def test_time_cannot_be_hidden_in_the_calls_before(monkeypatch: pytest.Mon
     with pytest.raises(Stop) as stop:
         await one.run()
     assert stop.value.failure.kind == "clock-mismatch"
+
+
+@pytest.mark.parametrize(("waiting", "rounds"), [(0, 40), (2, 20)])
+async def test_rounds_end_sooner_while_others_wait(monkeypatch: pytest.MonkeyPatch, waiting: int, rounds: int) -> None:
+    one = contest(monkeypatch, Handle(), Handle())
+    one.forms["candidate"] = one.forms["eager"]
+    one.owner.turns._waiting = waiting
+    monkeypatch.setattr(measure, "CROWDED_S", 0.0)
+
+    async def take_round(_turns: Any) -> None:
+        one.times_ms["eager"].append(1.0)
+        one.times_ms["candidate"].append(random.Random(len(one.times_ms["eager"])).uniform(0.2, 2.0))
+
+    monkeypatch.setattr(one, "_round", take_round)
+    await one.run()
+    assert len(one.times_ms["candidate"]) == rounds
