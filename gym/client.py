@@ -40,6 +40,7 @@ from drk.gym.wire import candidate_to_json, task_id, task_to_json, verdict_from_
 LONG_POLL_S = 25.0
 PATIENCE_S = 300.0
 """How long a server may be away, or refuse for now, before a call gives up."""
+SMALL_TASK_BYTES = 64 * 1024
 ABANDON_S = 5.0
 """How long telling the server that nobody waits for a job any more may take."""
 
@@ -145,7 +146,7 @@ class RemoteGym:
     async def _result(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         """Submit one job and wait for its result."""
         body = {**body, "idempotency_key": secrets.token_hex(16), "wait_s": LONG_POLL_S}
-        text = await asyncio.to_thread(json.dumps, body)
+        text = json.dumps(body) if _is_small(body["task"]) else await asyncio.to_thread(json.dumps, body)
         try:
             while True:
                 # The same key gives the same job: should the server have forgotten it, it is simply submitted again.
@@ -336,6 +337,11 @@ class RemoteGym:
                     identifier = value
                 elif field == "data":
                     yield name, identifier, json.loads(value)
+
+
+def _is_small(task: dict[str, Any]) -> bool:
+    """Whether a task is written sooner than another thread could be asked to."""
+    return sum(map(len, task["files"].values())) <= SMALL_TASK_BYTES and not task.get("tensors")
 
 
 async def _next(results: asyncio.Queue[Judged], runs: Sequence[asyncio.Task[None]]) -> Judged:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from drk.gym.serve.settings import Priority
+from drk.gym.serve.settings import Priority, TimingWish
 
 REFERENCE = "import torch\n\n\nclass Model(torch.nn.Module):\n    def forward(self, x):\n        return torch.relu(x)\n"
 TASK_EXAMPLE: dict[str, Any] = {
@@ -43,7 +43,7 @@ class Options(Strict):
     queue_deadline_s: Annotated[float, Field(gt=0, le=7 * 86400)] | None = None
     run_deadline_s: Annotated[float, Field(gt=0, le=86400)] | None = None
     idempotency_key: Key | None = None
-    timing: bool = True
+    timing: Annotated[TimingWish, Field(description="eager: without the torch.compile baseline.")] = True
     cache: bool = True
 
 

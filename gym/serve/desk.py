@@ -322,4 +322,4 @@ class Desk:
 
 def _size_bytes(item: Item) -> int:
     source = len(item.candidate.source) if item.candidate else 0
-    return source + sum(map(len, item.task.files.values()))
+    return source + sum(map(len, item.task.files.values())) + len(item.task.tensors or b"")

@@ -13,6 +13,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from drk.gym.serve.settings import TimingWish
+
 JobState = Literal["waiting", "running", "done", "failed", "cancelled", "expired"]
 JobKind = Literal["evaluation", "inspection", "capture", "parts", "kernels", "profile"]
 TERMINAL = ("done", "failed", "cancelled", "expired")
@@ -33,7 +35,7 @@ class Job:
     run_s: float
     batch: str = ""
     index: int = 0
-    timing: bool = True
+    timing: TimingWish = True
     cache: str = ""
     """Key under which a good result is kept, or an empty string."""
 
@@ -50,7 +52,7 @@ class Job:
             "run_s": repr(self.run_s),
             "batch": self.batch,
             "index": str(self.index),
-            "timing": "1" if self.timing else "0",
+            "timing": self.timing if isinstance(self.timing, str) else str(int(self.timing)),
             "cache": self.cache,
         }
 

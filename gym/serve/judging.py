@@ -22,6 +22,7 @@ from drk.gym.graph import graph_from_json
 from drk.gym.graph_cost import graph_cost
 from drk.gym.schema import Candidate, Failure, Task, Verdict
 from drk.gym.serve.jobs import Fault, Outcome
+from drk.gym.settings import Timing
 from drk.gym.wire import candidate_from_json, candidate_id, task_from_json, task_id, verdict_to_json
 from drk.gym.zygote_client import ZygoteClient
 
@@ -34,9 +35,12 @@ class Bench:
     def __init__(self, gym: Gym, retries: int = 2) -> None:
         self._gym = gym
         self._retries = retries
-        # The same zygotes, Reference Runners and slots, but no stop-watch: timing is a setting of a whole Gym.
-        self._untimed = copy.copy(gym)
-        self._untimed.settings = replace(gym.settings, timing=replace(gym.settings.timing, enabled=False))
+        timing = gym.settings.timing
+        self._gyms = {
+            "1": gym,
+            "0": _with_timing(gym, replace(timing, enabled=False)),
+            "eager": _with_timing(gym, replace(timing, compile_baseline=False)),
+        }
 
     async def run(self, fields: Mapping[str, str], task_text: str) -> Outcome:
         """Do what the job says, within its deadline."""
@@ -115,7 +119,7 @@ class Bench:
     def _action(
         self, fields: Mapping[str, str], task: Task, candidate: Candidate | None
     ) -> Callable[[], Awaitable[Outcome]]:
-        gym = self._gym if fields.get("timing") != "0" else self._untimed
+        gym = self._gyms.get(fields.get("timing", "1"), self._gym)
 
         async def evaluation() -> Outcome:
             if candidate is None:
@@ -151,6 +155,19 @@ class Bench:
             "estimate": {"size_bytes": cost.size_bytes, "flops": cost.flops},
             "measured": None,
         }
+
+
+def _with_timing(gym: Gym, timing: Timing) -> Gym:
+    """Return the same Gym (zygotes, Reference Runners, slots, turns at the GPU) with another stop-watch.
+
+    Timing is a setting of a whole Gym. ``gym`` must have been entered, so that its device is known.
+    """
+    found = copy.copy(gym)
+    found.settings = replace(gym.settings, timing=timing)
+    if gym.gpu is not None:
+        found._measurement = copy.copy(gym._measuring())
+        found._measurement.timing = timing
+    return found
 
 
 def _ended(zygote: asyncio.Task[ZygoteClient]) -> bool:

@@ -16,6 +16,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from drk.gym.schema import RUNGS, Candidate, Task, UserFunction
 from drk.gym.serve.bodies import REFERENCE
+from drk.gym.serve.settings import TimingWish
 
 TaskName = Annotated[str, Field(min_length=1, max_length=100)]
 KGYM_REFERENCE = (
@@ -31,6 +32,7 @@ _STAGES = {
     "host": "SYSTEM_ERROR",
 }
 DECOYS = {"decoy-kernel", "no-own-kernel", "compile-wrap"}
+COMPILE_NAMES = {"compile", "torch_compile", "torch-compile"}
 
 
 class EvaluationRequest(BaseModel):
@@ -67,9 +69,11 @@ class EvaluationRequest(BaseModel):
     cases_code: str | None = None
 
     @property
-    def timed(self) -> bool:
-        """Whether speed is to be measured."""
-        return self.measure_performance is not False and self.run_performance is not False
+    def timing(self) -> TimingWish:
+        """Whether speed is to be measured, and against which baselines: theirs is eager unless they ask for compile."""
+        if self.measure_performance is False or self.run_performance is False:
+            return False
+        return True if self.reference_backend in COMPILE_NAMES else "eager"
 
     def task(self) -> Task:
         """Return the task that the reference code means."""
@@ -181,7 +185,7 @@ def _without_verdict(result: dict[str, Any]) -> dict[str, Any]:
 def _speed(verdict: dict[str, Any], reference_backend: str | None) -> dict[str, Any]:
     if verdict["status"] != "accepted":
         return {"reference_runtime": -1.0, "kernel_runtime": -1.0, "speedup": 0.0}
-    baseline = "compile" if reference_backend in {"compile", "torch_compile", "torch-compile"} else "eager"
+    baseline = "compile" if reference_backend in COMPILE_NAMES else "eager"
     reference = verdict["baselines_ms"].get(baseline)
     ratio = (verdict["speedups"] or {}).get(baseline)
     return {

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import secrets
 import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, TypeVar
 
@@ -22,6 +23,8 @@ from drk.gym.serve.settings import HEARTBEAT_TTL_S, MAX_DEATHS
 TRANSIENT = (BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError)
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 1.0
+KEPT_TASKS = 64
+KEPT_TASK_BYTES = 2**20
 
 Answer = TypeVar("Answer")
 
@@ -35,6 +38,8 @@ class Ledger:
         )
         self.worker_id = worker_id
         self.stop = threading.Event()
+        self._tasks: OrderedDict[str, str] = OrderedDict()
+        self._guard = threading.Lock()
         self._claim = self.redis.register_script(scripts.CLAIM)
         self._finish = self.redis.register_script(scripts.FINISH)
 
@@ -75,8 +80,17 @@ class Ledger:
         return bool(self._insist(lambda: self._finish(args=args)))
 
     def task(self, task_id: str) -> str | None:
-        """Return a task's JSON, or null when it is gone."""
+        """Return a task's JSON, or null when it is gone. The last few are kept here: an id stands for its content."""
+        with self._guard:
+            if task_id in self._tasks:
+                self._tasks.move_to_end(task_id)
+                return self._tasks[task_id]
         text: str | None = self._insist(lambda: self.redis.get(scripts.task_key(task_id)))
+        if text is not None and len(text) <= KEPT_TASK_BYTES:
+            with self._guard:
+                self._tasks[task_id] = text
+                while len(self._tasks) > KEPT_TASKS:
+                    self._tasks.popitem(last=False)
         return text
 
     def beat(self, facts: Mapping[str, str], jobs: Iterable[str]) -> set[str]:

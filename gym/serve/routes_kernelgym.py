@@ -43,7 +43,7 @@ async def _submit(desk: Desk, who: Principal, request: EvaluationRequest) -> str
     options = Options(
         priority=request.priority,
         run_deadline_s=float(request.timeout),
-        timing=request.timed,
+        timing=request.timing,
         cache=not request.force_refresh,
     )
     (job_id,) = await desk.submit(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import sys
 
 import uvicorn
 
@@ -17,7 +18,7 @@ from drk.gym.sandbox.syscalls import PR_SET_PDEATHSIG, prctl
 from drk.gym.serve.api import create_app
 from drk.gym.serve.limits import protocol_with_deadline
 from drk.gym.serve.records import configure_logging
-from drk.gym.serve.settings import ServeSettings, take_from_environment
+from drk.gym.serve.settings import SWITCH_S, ServeSettings, take_from_environment
 
 SHUTDOWN_S = 5
 BACKLOG = 4096
@@ -32,6 +33,7 @@ def main() -> None:
         if os.getppid() != settings.parent:
             return
     configure_logging("api")
+    sys.setswitchinterval(SWITCH_S)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection for each waiting request
     uvicorn.run(

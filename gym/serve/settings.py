@@ -15,6 +15,8 @@ from drk.gym.schema import Tolerance
 from drk.gym.settings import SandboxLevel
 
 VARIABLE = "DRK_GYM_SERVE"
+SWITCH_S = 0.0005
+"""How long a thread may keep the interpreter from others: these processes hand short work from thread to thread."""
 HEARTBEAT_TTL_S = 15
 HEARTBEAT_S = 3.0
 MAX_DEATHS = 3
@@ -22,6 +24,8 @@ MAX_DEATHS = 3
 PRIORITIES = {"urgent": 0, "high": 3, "normal": 6, "low": 9}
 """Steps of the queue; 0 is served first."""
 Priority = Literal["urgent", "high", "normal", "low"]
+TimingWish = bool | Literal["eager"]
+"""Whether a candidate is to be timed: against all baselines, or against the eager reference only."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,7 @@ class ServeSettings:
 
 @dataclass(frozen=True)
 class WorkerSettings:
-    """One worker process: a device, and ``slots`` evaluations at once."""
+    """One worker process: a device, and ``slots`` evaluations at once (more wait for their turn to be timed)."""
 
     redis_url: str = ""
     device: str = "interpret"
@@ -74,6 +78,8 @@ class WorkerSettings:
     host_error_retries: int = 2
     limits: dict[str, Any] = field(default_factory=dict)
     """Fields of :class:`drk.gym.settings.Limits` that differ from its defaults."""
+    timing: dict[str, Any] = field(default_factory=dict)
+    """The same of :class:`drk.gym.settings.Timing`."""
     parent: int = 0
     """Process id of the one that started this worker and with which it ends; 0: none."""
 

@@ -39,8 +39,8 @@ from drk.gym.serve.judging import Bench
 from drk.gym.serve.ledger import Ledger
 from drk.gym.serve.metrics import increments_of
 from drk.gym.serve.records import configure_logging
-from drk.gym.serve.settings import HEARTBEAT_S, MAX_DEATHS, WorkerSettings, take_from_environment
-from drk.gym.settings import GymSettings, Limits
+from drk.gym.serve.settings import HEARTBEAT_S, MAX_DEATHS, SWITCH_S, WorkerSettings, take_from_environment
+from drk.gym.settings import GymSettings, Limits, Timing
 
 LOG = logging.getLogger("drk.gym.worker")
 CANCEL_POLL_S = 0.25
@@ -185,7 +185,13 @@ def gym_settings(settings: WorkerSettings) -> GymSettings:
         parallel=settings.slots,
         offline_compile=settings.offline_compile,
         limits=Limits(**settings.limits),
+        timing=Timing(**settings.timing),
     )
+
+
+def threads_of(settings: WorkerSettings) -> int:
+    """Return how many jobs are taken at once: on a GPU more than slots, since who waits to be timed leaves its slot."""
+    return settings.slots if settings.device == "interpret" else settings.slots + settings.slots // 2
 
 
 async def warm_up(gym: Gym) -> None:
@@ -231,7 +237,7 @@ def consume(settings: WorkerSettings, worker: Worker, worker_id: str) -> None:
     consumer = app.Worker(
         hostname=worker_id,
         pool="threads",
-        concurrency=settings.slots,
+        concurrency=threads_of(settings),
         queues=[queue_name(name) for name in classes],
         without_gossip=True,
         without_mingle=True,
@@ -251,6 +257,7 @@ def main() -> None:
         if os.getppid() != settings.parent:
             return
     configure_logging("worker")
+    sys.setswitchinterval(SWITCH_S)
     # Only JSON is accepted, so Celery's warning about pickle and uid 0 has no ground.
     warnings.filterwarnings("ignore", category=SecurityWarning)
     try:

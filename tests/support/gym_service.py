@@ -15,7 +15,7 @@ from typing import Any
 
 import httpx
 
-DRK = str(Path(sys.executable).with_name("drk"))
+DRK = (sys.executable, "-c", "import sys; sys.argv[0] = 'drk'; from drk.assistant.cli import main; main()")
 REFERENCE = """import torch
 
 
@@ -76,13 +76,13 @@ def command_of(pid: int) -> str:
 class GymService:
     """The service; use it as a context manager. ``options`` go to ``drk gym up``."""
 
-    def __init__(self, *options: str, sandbox: str = "standard", ready: bool = True) -> None:
+    def __init__(self, *options: str, device: str = "interpret", sandbox: str = "standard", ready: bool = True) -> None:
         self.folder = Path(tempfile.mkdtemp(prefix="drk-gs-"))
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.log = self.folder / "log"
         self._wait_ready = ready
-        self._command = [DRK, "gym", "up", "--device", "interpret", "--port", str(self.port), "--sandbox", sandbox]
+        self._command = [*DRK, "gym", "up", "--device", device, "--port", str(self.port), "--sandbox", sandbox]
         self._command += ["--data-dir", str(self.folder / "data"), "--no-offline-compile", *options]
         self.process: subprocess.Popen[bytes] | None = None
 
