@@ -108,15 +108,29 @@ class Dress:
         if self.fixed is not None:
             self.constants.append(self.fixed[len(self.constants)])
             return self.constants[-1]
+        self.constants.append(self._small(high) if 0 < low <= 0.001 else self._number(low, high))
+        return self.constants[-1]
+
+    def _number(self, low: float, high: float) -> float:
         digits = self.rng.choice((1, 1, 2, 2, 3))
         value = round(self.rng.uniform(low, high), digits)
         if self.rng.random() < 0.2:
             value = self.rng.choice(
-                [v for v in (0.1, 0.25, 0.5, 1.5, 2.0, 3.0, -1.0, -0.5) if low <= v <= high] or [value]
+                [v for v in (0.1, 0.25, 0.5, 1.5, 2.0, 3.0, 127.0, -1.0, -0.5) if low <= v <= high] or [value]
             )
         value = value or round(high, 2)
-        self.constants.append(value)
-        return value
+        return int(value) if value == int(value) and self.rng.random() < 0.5 else value
+
+    def _small(self, high: float) -> float:
+        """Return what keeps a divisor from 0: a power of ten mostly."""
+        found = self.rng.choice((1e-6, 1e-6, 1e-5, 1e-5, 1e-8, 1e-7, 1e-9, 1e-4, 1e-3, 1e-12))
+        return round(self.rng.uniform(0.001, high), 3) if high > 0.01 and self.rng.random() < 0.25 else found
+
+    def defaults(self, count: int) -> int:
+        """Return how many of a constructor's last ``count`` arguments have defaults: none mostly, else often all."""
+        if not count or self.rng.random() < 0.6:
+            return 0
+        return count if self.rng.random() < 0.5 else self.rng.randint(1, count)
 
     def comment(self) -> str:
         """Return a comment line, or an empty text."""

@@ -11,8 +11,9 @@ import textwrap
 from collections.abc import Sequence
 
 from drk.training.dressing import Dress
-from drk.training.task_writer import InputSpec, Value, Writer
+from drk.training.task_writer import InputSpec, Value, Writer, number_text
 
+_PLAIN = re.compile(r"(self\.\w+(?:, self\.\w+)*) = ([\w.+-]+(?:, [\w.+-]+)*)")
 _DTYPES = {"float16": "torch.float16", "bfloat16": "torch.bfloat16"}
 
 
@@ -23,6 +24,9 @@ def module_text(writer: Writer, results: Sequence[Value]) -> tuple[str, str]:
     outer = writer.dress.name("class") if wrapped else ""
     block = writer.dress.name("attribute") if wrapped else ""
     dress = writer.dress
+    if writer.setup and not wrapped:
+        writer.defaults = dress.defaults(len(writer.arguments))
+        writer.given = len(writer.arguments) - (writer.defaults if dress.chance(0.5) else 0)
     returned = ", ".join(value.text for value in results)
     body = [*writer.lines, f"return {returned}"]
     parts = _helper(dress, writer, body) if not wrapped and "self." not in "\n".join(body) else []
@@ -74,10 +78,14 @@ def _class(dress: Dress, name: str, writer: Writer, body: Sequence[str], setup: 
     setup = writer.setup if setup is None else setup
     if setup or dress.chance(0.35):
         shown = writer.arguments if setup else []
-        given = "".join(f", {_argument(one, value, hints=hints)}" for one, value in shown)
+        plain = len(shown) - writer.defaults
+        given = "".join(
+            f", {_argument(one, value, hints=hints, default=place >= plain)}"
+            for place, (one, value) in enumerate(shown)
+        )
         call = "super().__init__()" if dress.habit < 0.6 else f"super({name}, self).__init__()"
         lines.append(f"    def __init__(self{given}){' -> None' if hints else ''}:")
-        lines += [f"        {line}" for line in (call, *setup)] + [""]
+        lines += [f"        {line}" for line in (call, *_together(dress, setup))] + [""]
     inputs = ", ".join(f"{one.name}: torch.Tensor" if hints else one.name for one in writer.inputs)
     lines.append(f"    def forward(self, {inputs}){' -> torch.Tensor' if hints else ''}:")
     if dress.chance(0.12):
@@ -93,9 +101,28 @@ def _docstring(dress: Dress, writer: Writer) -> list[str]:
     return [*(lines if writer.arguments else lines[:2]), '    """', ""]
 
 
-def _argument(name: str, value: bool | int | float | str, *, hints: bool) -> str:
-    """Return one argument of a constructor; defaults are left out, since later ones would need them too."""
-    return f"{name}: {type(value).__name__}" if hints else name
+def _argument(name: str, value: bool | int | float | str, *, hints: bool, default: bool) -> str:
+    """Return one argument of a constructor, with its value as default where that is asked for."""
+    kind = f": {type(value).__name__}" if hints else ""
+    if not default:
+        return f"{name}{kind}"
+    shown = repr(value) if isinstance(value, str) else number_text(value)
+    return f"{name}{kind} = {shown}" if hints else f"{name}={shown}"
+
+
+def _together(dress: Dress, setup: Sequence[str]) -> list[str]:
+    """Return a constructor's statements, sometimes with neighbouring plain ones as one assignment of several."""
+    if not dress.chance(0.3):
+        return list(setup)
+    found: list[str] = []
+    for line in setup:
+        last = _PLAIN.fullmatch(found[-1]) if found else None
+        this = _PLAIN.fullmatch(line)
+        if last and this and last[1].count(",") < 2:
+            found[-1] = f"{last[1]}, {this[1]} = {last[2]}, {this[2]}"
+        else:
+            found.append(line)
+    return found
 
 
 def _inputs_text(dress: Dress, writer: Writer) -> tuple[list[str], str]:
@@ -113,7 +140,8 @@ def _inputs_text(dress: Dress, writer: Writer) -> tuple[list[str], str]:
         body.append(f"    return [{', '.join(one.name for one in writer.inputs)}]")
     else:
         body = [f"    return [{', '.join(made)}]"]
-    values = ", ".join(table.get(v, repr(v)) if type(v) is int else repr(v) for _, v in writer.arguments)
+    given = writer.arguments[: writer.given] if writer.given is not None else writer.arguments
+    values = ", ".join(table.get(v, repr(v)) if type(v) is int else repr(v) for _, v in given)
     init = f"def get_init_inputs():\n    return [{values if writer.setup else ''}]"
     return lines, "\n".join(["def get_inputs():", *body]) + "\n\n\n" + init
 
@@ -122,6 +150,12 @@ def _make(dress: Dress, one: InputSpec, table: dict[int, str]) -> str:
     sizes = ", ".join(table.get(size, str(size)) for size in one.shape)
     if one.fill == "integers":
         return f"torch.randint(0, {one.high}, ({sizes},))"
+    if one.fill == "bernoulli":
+        return f"(torch.rand({sizes}) > 0.5).float()"
+    if one.fill == "uniform":
+        span = one.high - one.low
+        factor = f" * {span:g}" if span != 1 else ""
+        return f"torch.rand({sizes}){factor}{f' + {one.low:g}' if one.low else ''}"
     if one.dtype in _DTYPES:
         if dress.chance(0.5):
             return f"torch.randn({sizes}, dtype={_DTYPES[one.dtype]})"

@@ -114,6 +114,44 @@ UNARY: tuple[Operation, ...] = (
     Operation("erf", ("torch.erf({x})", "0.5 * {x} * (1.0 + torch.erf({x} / 1.4142135))"), weight=0.4),
     Operation("tanh_cap", ("{c} * torch.tanh({x} / {c})",), 2.0, 30.0, weight=0.5),
     Operation("temperature", ("{x} / {c}", "{x} * (1.0 / {c})"), 0.3, 8.0, weight=0.3),
+    Operation(
+        "power", ("{x}.abs() ** {c}", "{x}.clamp(min=0) ** {c}", "torch.pow({x}.abs(), {c})"), 0.5, 3.0, weight=0.5
+    ),
+    Operation(
+        "log_floor",
+        ("torch.log(torch.clamp({x}, min={c}))", "torch.log({x}.abs() + {c})", "torch.log10({x}.abs() + {c})"),
+        0.001,
+        0.1,
+        weight=0.6,
+    ),
+    Operation("exp_cap", ("torch.exp(torch.clamp({x}, max={c}))", "{x}.clamp(max={c}).exp()"), 0.5, 4.0, weight=0.6),
+    Operation("exp", ("torch.exp({x} * {c})", "({c} * {x}).exp()", "torch.expm1({c} * {x})"), 0.1, 0.6, weight=0.5),
+    Operation(
+        "sign_log",
+        ("torch.sign({x}) * torch.log1p({x}.abs())", "{x}.sign() * torch.log1p({c} * {x}.abs())"),
+        0.5,
+        10.0,
+        weight=0.4,
+    ),
+    Operation(
+        "sin_square",
+        ("torch.sin({x}) ** 2", "torch.sin({c} * {x}).pow(2)", "torch.cos({x} * {c}).square()"),
+        0.5,
+        4.0,
+        weight=0.4,
+    ),
+    Operation(
+        "normal_cdf",
+        ("0.5 * (1 + torch.erf({x} / 1.4142135623730951))", "0.5 * (1.0 + torch.erf({x} / math.sqrt(2)))"),
+        weight=0.4,
+    ),
+    Operation(
+        "inside",
+        ("{x} * ({x} < {c})", "{x} * ({x}.abs() < {c}).float()", "({x} > {c}).float() * {x}"),
+        0.3,
+        1.5,
+        weight=0.4,
+    ),
     Operation("identity_mix", ("{x} + {c} * torch.tanh({x})", "{x} - {c} * torch.sin({x})"), 0.1, 1.0, weight=0.4),
 )
 
@@ -167,7 +205,7 @@ TERNARY: tuple[Operation, ...] = (
 )
 
 REDUCTIONS: tuple[Operation, ...] = (
-    Operation("sum", ("{x}.sum(dim={a}{k})", "torch.sum({x}, dim={a}{k})"), weight=2),
+    Operation("sum", ("{x}.sum(dim={a}{k})", "torch.sum({x}, dim={a}{k})", "{x}.sum({a}{k})"), weight=2),
     Operation("mean", ("{x}.mean(dim={a}{k})", "torch.mean({x}, dim={a}{k})", "{x}.mean({a}{k})"), weight=2),
     Operation(
         "amax",
@@ -197,12 +235,23 @@ REDUCTIONS: tuple[Operation, ...] = (
 ROW_NORMS: tuple[Operation, ...] = (
     Operation(
         "softmax",
-        ("torch.softmax({x}, dim={a})", "F.softmax({x}, dim={a})", "{x}.softmax(dim={a})", "nn.Softmax(dim={a})"),
+        (
+            "torch.softmax({x}, dim={a})",
+            "F.softmax({x}, dim={a})",
+            "{x}.softmax(dim={a})",
+            "nn.Softmax(dim={a})",
+            "{x}.softmax({a})",
+        ),
         weight=3,
     ),
     Operation(
         "log_softmax",
-        ("F.log_softmax({x}, dim={a})", "torch.log_softmax({x}, dim={a})", "nn.LogSoftmax(dim={a})"),
+        (
+            "F.log_softmax({x}, dim={a})",
+            "torch.log_softmax({x}, dim={a})",
+            "nn.LogSoftmax(dim={a})",
+            "{x}.log_softmax({a})",
+        ),
         weight=1.5,
     ),
     Operation("softmin", ("F.softmax(-{x}, dim={a})",), weight=0.3),
@@ -254,6 +303,7 @@ ROW_NORMS: tuple[Operation, ...] = (
         "max_shift", ("{x} - {x}.amax(dim={a}, keepdim=True)", "{x} - {x}.max(dim={a}, keepdim=True)[0]"), weight=0.5
     ),
     Operation("softmax_by_hand", ("torch.exp({x} - torch.logsumexp({x}, dim={a}, keepdim=True))",), weight=0.3),
+    Operation("log_shift", ("{x} - torch.logsumexp({x}, dim={a}, keepdim=True)",), weight=0.4),
     Operation(
         "minmax",
         (

@@ -8,13 +8,17 @@ operation gives another. Names given here are those of the module's file. Shapes
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Literal
 
 from drk.training.dressing import Dress
 from drk.training.operations import BINARY, TERNARY, UNARY, Operation
 
 Shape = tuple[int, ...]
+Fill = Literal["normal", "integers", "uniform", "bernoulli"]
+_ATTRIBUTE = re.compile(r"self\.\w+")
 LONG_TEXT = 60
 """An expression of so many characters is given a name before it is used further."""
 
@@ -33,13 +37,14 @@ class Value:
 
 @dataclass
 class InputSpec:
-    """One input of ``forward``."""
+    """One input of ``forward``. ``fill``: ``normal``, ``integers`` and ``uniform`` of [low, high), ``bernoulli``."""
 
     name: str
     shape: Shape
     dtype: str = "float32"
-    fill: str = "normal"
-    high: int = 0
+    fill: Fill = "normal"
+    low: float = 0
+    high: float = 0
 
 
 @dataclass
@@ -55,6 +60,9 @@ class Writer:
     lines: list[str] = field(default_factory=list)
     ops: list[str] = field(default_factory=list)
     dtype: str = "float32"
+    defaults: int = 0
+    given: int | None = None
+    """How many of the constructor's last arguments have defaults, and how many the task gives (None: all)."""
 
     # --- names and sizes -------------------------------------------------------------------------------------
 
@@ -71,10 +79,12 @@ class Writer:
         """Return a size of the last dimension."""
         return self.size(256, 384, 512, 768, 1000, 1024, 2048, 4096)
 
-    def input(self, shape: Sequence[int], *, dtype: str = "", fill: str = "normal", high: int = 0) -> Value:
-        """Declare an input and return it."""
+    def input(
+        self, shape: Sequence[int], *, dtype: str = "", fill: Fill = "normal", low: float = 0, high: float = 1
+    ) -> Value:
+        """Declare an input and return it; bounds are those of ``uniform`` and ``integers``."""
         name = self.dress.name("input")
-        self.inputs.append(InputSpec(name, tuple(shape), dtype or self.dtype, fill, high))
+        self.inputs.append(InputSpec(name, tuple(shape), dtype or self.dtype, fill, low, high))
         return Value(name, tuple(shape), name=True, tight=True)
 
     def argument(self, value: bool | int | float | str) -> str:
@@ -105,17 +115,19 @@ class Writer:
     def constant(self, low: float, high: float) -> str:
         """Return a text for a drawn constant: in place, on ``self``, or an argument with that value."""
         kind = self.rng.random()
-        value = self.dress.constant(low, high)
+        rest = kind > 0.6 and self.rng.random() < 0.08
+        value = self.dress.constant(1 - high, 1 - low) if rest else self.dress.constant(low, high)
         if kind < 0.6:
-            return repr(value)
+            return number_text(value)
         name = self.dress.name("attribute")
-        if kind < 0.8:
-            self.setup.append(f"self.{name} = {value!r}")
+        if kind < 0.75:
+            self.setup.append(f"self.{name} = {number_text(value)}")
         else:
-            argument = self.dress.name("argument")
+            # who writes a constructor names argument and attribute alike, mostly
+            argument = self.dress.name("argument") if kind < 0.85 else name
             self.arguments.append((argument, value))
             self.setup.append(f"self.{name} = {argument}")
-        return f"self.{name}"
+        return f"(1 - self.{name})" if rest else f"self.{name}"
 
     # --- values ----------------------------------------------------------------------------------------------
 
@@ -130,7 +142,7 @@ class Writer:
 
     def named(self, value: Value) -> Value:
         """Return ``value`` as a plain name or attribute, so that it can be used several times."""
-        return value if value.name or value.text.startswith("self.") else self.assign(value)
+        return value if value.name or _ATTRIBUTE.fullmatch(value.text) else self.assign(value)
 
     def apply(self, op: Operation, *values: Value, shape: Sequence[int] | None = None, **texts: str) -> Value:
         """Return ``op`` of ``values``; statements are written where an operand is used twice or is long."""
@@ -181,6 +193,11 @@ class Writer:
     def blend(self, one: Value, two: Value, three: Value) -> Value:
         """Combine three values by a drawn operation."""
         return self.apply(draw(TERNARY, self.rng), one, two, three)
+
+
+def number_text(value: float) -> str:
+    """Return a number as people write it: ``1e-6``."""
+    return repr(value).replace("e-0", "e-")
 
 
 def draw(operations: Sequence[Operation], rng: random.Random) -> Operation:

@@ -1,9 +1,10 @@
 """A typed, seeded generator of tasks: small PyTorch modules over families of operations.
 
-Families are grammars (:mod:`drk.training.families`, :mod:`drk.training.layer_families`): pointwise chains to ten
-operations, general DAGs, reductions over any dimension, row norms, gates, losses, products with epilogues, layers,
-pooling, convolutions with tails, attention-like scores. What varies besides: spelling, class layout, where constants
-live, open names, comments, shapes, dtypes.
+Families are grammars (:mod:`drk.training.families`, :mod:`drk.training.layer_families`,
+:mod:`drk.training.pattern_families`, :mod:`drk.training.scale_families`): pointwise chains to ten operations, general
+DAGs, reductions over any dimension, row norms, gates, losses, products with epilogues, layers, pooling, convolutions
+with tails, attention-like scores, statistics, pairs, neighbours, columns, formulas, masks, rounding. What varies
+besides: spelling, class layout, where constants live, open names, comments, shapes, dtypes.
 
 A task's *signature* is its family and operations with their topology, without constants, names, layout and shapes.
 Tasks are distinct by signature, and split by family or by a hash of the signature, so that no held-out composition is
@@ -28,10 +29,12 @@ from drk.training.errors import OptionError
 from drk.training.families import Family
 from drk.training.layer_families import LAYER_FAMILIES
 from drk.training.module_text import module_text
-from drk.training.task_writer import Writer
+from drk.training.pattern_families import PATTERN_FAMILIES
+from drk.training.scale_families import SCALE_FAMILIES
+from drk.training.task_writer import InputSpec, Writer
 
 Split = Literal["train", "held-out"]
-FAMILIES: dict[str, Family] = {**plain_families.FAMILIES, **LAYER_FAMILIES}
+FAMILIES: dict[str, Family] = {**plain_families.FAMILIES, **LAYER_FAMILIES, **PATTERN_FAMILIES, **SCALE_FAMILIES}
 FILE = "model.py"
 MAX_REPEATS = 50
 """Draws in a row that bring nothing new, for each task asked for, after which the generator gives up."""
@@ -85,15 +88,17 @@ def draw_dressed(family: str, seed: int, dress: Dress, *, rows: int, number: int
     if rows and writer.inputs[0].shape and family in ("pointwise", "dag", "long-chain", "reduction", "row", "loss"):
         _set_rows(writer, rows)
     source, target = module_text(writer, results)
-    init: tuple[Argument, ...] = tuple(Scalar(value) for _, value in writer.arguments) if writer.setup else ()
-    args: tuple[Argument, ...] = tuple(
-        TensorSpec(one.shape, one.dtype)
-        if one.fill == "normal"
-        else TensorSpec(one.shape, one.dtype, low=0, high=one.high, fill="integers")
-        for one in writer.inputs
-    )
+    given = writer.arguments[: writer.given] if writer.given is not None else writer.arguments
+    init: tuple[Argument, ...] = tuple(Scalar(value) for _, value in given) if writer.setup else ()
+    args: tuple[Argument, ...] = tuple(_spec(one) for one in writer.inputs)
     task = Task(f"{family}-{seed}", {FILE: source}, FILE, target, init=Call(init), inputs=Call(args))
     return TrainingTask(task, family, f"{family}:{' '.join(writer.ops)}", seed, number)
+
+
+def _spec(one: InputSpec) -> TensorSpec:
+    if one.fill in ("normal", "bernoulli"):
+        return TensorSpec(one.shape, one.dtype, fill=one.fill)
+    return TensorSpec(one.shape, one.dtype, low=one.low, high=one.high, fill=one.fill)
 
 
 def _set_rows(writer: Writer, rows: int) -> None:
