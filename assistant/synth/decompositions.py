@@ -16,6 +16,7 @@ from drk.assistant.synth.channel_norms import by_channel, group_norm_by_channel,
 from drk.assistant.synth.draft import Draft, contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.loss_rules import LOSS_RULES
+from drk.assistant.synth.pointwise_rules import POINTWISE_RULES
 from drk.assistant.synth.reduction_rules import REDUCTION_RULES, reducible
 from drk.assistant.synth.row_totals import TOTAL_RULES
 from drk.assistant.synth.thin_rules import THIN_RULES
@@ -312,6 +313,7 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     "view": _full_reduction,
     "getitem": _getitem,
     "prelu": _prelu,
+    **POINTWISE_RULES,
     **REDUCTION_RULES,
     **TOTAL_RULES,
     **THIN_RULES,

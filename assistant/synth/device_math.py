@@ -16,6 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from drk.assistant.synth.special_math import ROUNDING, SPECIAL
+
 _TWO_POWERS = """\
     t = high_bits(x * 1.4426950408889634)
     r = (x - t * 0.693359375) + t * 2.12194440e-4
@@ -339,6 +341,8 @@ def sign(x):
     """-1, 0 or 1."""
     return tl.where(x > 0.0, 1.0, tl.where(x < 0.0, -1.0, 0.0))
 ''',
+    **ROUNDING,
+    **SPECIAL,
 }
 """Source text of each device function by its name."""
 

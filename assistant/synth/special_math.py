@@ -1,0 +1,401 @@
+"""Rarer elementary functions that emitted kernels call, as source text: rounding, remainders, inverses and more.
+
+As in :mod:`drk.assistant.synth.device_math` all of it is built from ``tl`` operations that exist both compiled and in
+Triton's interpreter. Results are float32, within two or three units in the last place; NaN stays NaN, and signs,
+infinities and what is undefined come out as PyTorch has them. Polynomials are minimax ones: those of the arcus
+functions are Cephes', those of the inverse error function (in w = -log(1 - x**2), as Giles' single precision ones) and
+of the complementary one (a scaled ``erfcx``) were fitted for here.
+
+Left out: gamma and Bessel functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+ROUNDING: Mapping[str, str] = {
+    "with_sign": '''
+@triton.jit
+def with_sign(x, y):
+    """|x| with the sign bit of y."""
+    negative = tl.cast(y, tl.float32).to(tl.int32, bitcast=True) < 0
+    return tl.where(negative, -tl.abs(x), tl.abs(x))
+''',
+    "rounded": '''
+@triton.jit
+def rounded(x):
+    """The nearest integer, of two equally near the even one: adding 2**23 leaves no place for fractions."""
+    size = tl.abs(x)
+    return tl.where(size < 8388608.0, with_sign((size + 8388608.0) - 8388608.0, x), x)
+''',
+    "truncated": '''
+@triton.jit
+def truncated(x):
+    """x without its fraction."""
+    return tl.where(x < 0.0, tl.ceil(x), tl.floor(x))
+''',
+    "fraction": '''
+@triton.jit
+def fraction(x):
+    """x less its integer part."""
+    return x - truncated(x)
+''',
+    "has_sign": '''
+@triton.jit
+def has_sign(x):
+    """Whether x has its sign bit set, as -0 has."""
+    return x.to(tl.int32, bitcast=True) < 0
+''',
+    "larger_number": '''
+@triton.jit
+def larger_number(a, b):
+    """The larger one; the other one where one is NaN."""
+    return tl.where(a != a, b, tl.where(b != b, a, tl.maximum(a, b)))
+''',
+    "smaller_number": '''
+@triton.jit
+def smaller_number(a, b):
+    """The smaller one; the other one where one is NaN."""
+    return tl.where(a != a, b, tl.where(b != b, a, tl.minimum(a, b)))
+''',
+    "is_nan": '''
+@triton.jit
+def is_nan(x):
+    """Whether x is no number."""
+    return x != x
+''',
+    "product_rest": '''
+@triton.jit
+def product_rest(a, b, product):
+    """a * b - product, exactly: both factors in two parts of 12 bits."""
+    a_high, b_high = high_bits(a), high_bits(b)
+    a_low, b_low = a - a_high, b - b_high
+    return (((a_high * b_high - product) + a_high * b_low) + a_low * b_high) + a_low * b_low
+''',
+    "mod_step": '''
+@triton.jit
+def mod_step(rest, width):
+    """rest less a multiple of width, both positive and finite; below 2**21 widths nothing is left but the remainder."""
+    powers = (rest.to(tl.int32, bitcast=True) >> 23) - (width.to(tl.int32, bitcast=True) >> 23) - 21
+    powers = tl.maximum(powers, 0)
+    half = powers >> 1  # the power of two as two factors: it may be too large for one
+    scaled = width * ((half + 127) << 23).to(tl.float32, bitcast=True)
+    scaled = scaled * ((powers - half + 127) << 23).to(tl.float32, bitcast=True)
+    count = tl.floor(tl.div_rn(rest, scaled))
+    product = count * scaled
+    left = (rest - product) - product_rest(count, scaled, product)
+    left = tl.where(left < 0.0, left + scaled, left)
+    return tl.where(left >= scaled, left - scaled, left)
+''',
+    "float_mod": '''
+@triton.jit
+def float_mod(x, y):
+    """x - trunc(x / y) y with the sign of x, exact; only quotients above 2**21 take more than one step."""
+    x, y = tl.broadcast(tl.cast(x, tl.float32), tl.cast(y, tl.float32))
+    size, width = tl.abs(x), tl.abs(y)
+    defined = (size < float("inf")) & (width > 0.0)
+    divisible = defined & (size >= width)
+    step = tl.where(divisible, width, 1.0)
+    rest = mod_step(tl.where(divisible, size, 1.0), step)
+    while tl.max((rest >= step).to(tl.int32)) > 0:
+        rest = tl.where(rest >= step, mod_step(rest, step), rest)
+    return tl.where(defined, with_sign(tl.where(divisible, rest, size), x), float("nan"))
+''',
+    "floor_mod": '''
+@triton.jit
+def floor_mod(x, y):
+    """Python's x % y: what is left has the sign of y."""
+    rest = float_mod(x, y)
+    return tl.where((rest != 0.0) & ((rest < 0.0) != (y < 0.0)), rest + y, rest)
+''',
+    "floor_divided": '''
+@triton.jit
+def floor_divided(x, y):
+    """Python's x // y: the quotient of what is left when the remainder is taken off; x / y where y is 0."""
+    quotient = tl.div_rn(x, y)
+    rest = float_mod(x, y)
+    exact = tl.div_rn(x - rest, y)
+    exact = tl.where((rest != 0.0) & ((rest < 0.0) != (y < 0.0)), exact - 1.0, exact)
+    near = tl.floor(exact)
+    near = tl.where(exact - near > 0.5, near + 1.0, near)
+    return tl.where(y == 0.0, quotient, tl.where(exact == 0.0, with_sign(exact, quotient), near))
+''',
+    "whole_mod": '''
+@triton.jit
+def whole_mod(a, b):
+    """Python's a % b of integers; 0 where b is 0."""
+    b = b + a * 0  # as many as a
+    divisor = tl.where(b == 0, 1, b)
+    rest = a - a // divisor * divisor
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), rest + b, rest)
+''',
+    "whole_divided": '''
+@triton.jit
+def whole_divided(a, b):
+    """Python's a // b of integers; a where b is 0."""
+    b = b + a * 0  # as many as a
+    divisor = tl.where(b == 0, 1, b)
+    count = a // divisor
+    rest = a - count * divisor
+    return tl.where((rest != 0) & ((rest < 0) != (b < 0)), count - 1, count)
+''',
+}
+
+SPECIAL: Mapping[str, str] = {
+    "hardshrink": '''
+@triton.jit
+def hardshrink(x, width):
+    """0 within [-width, width], x elsewhere."""
+    return tl.where((x >= -width) & (x <= width), 0.0, x)
+''',
+    "threshold": '''
+@triton.jit
+def threshold(x, edge, value):
+    """value where x <= edge, x elsewhere."""
+    return tl.where(x <= edge, value, x)
+''',
+    "replaced": '''
+@triton.jit
+def replaced(x, nan, positive, negative):
+    """x with numbers in the place of NaN, infinity and its negative."""
+    x = tl.where(x != x, nan, x)
+    return tl.where(x == float("inf"), positive, tl.where(x == float("-inf"), negative, x))
+''',
+    "logit": '''
+@triton.jit
+def logit(x):
+    """log(x / (1 - x))."""
+    return tl.log(tl.div_rn(x, 1.0 - x))
+''',
+    "tan": '''
+@triton.jit
+def tan(x):
+    """Tangent."""
+    return tl.div_rn(tl.sin(x), tl.cos(x))
+''',
+    "sinc": '''
+@triton.jit
+def sinc(x):
+    """sin(pi x) / (pi x), 1 at 0."""
+    angle = x * 3.141592653589793
+    return tl.where(x == 0.0, 1.0, tl.div_rn(tl.sin(angle), tl.where(x == 0.0, 1.0, angle)))
+''',
+    "heaviside": '''
+@triton.jit
+def heaviside(x, middle):
+    """0 for x < 0 and for NaN, 1 for x > 0, middle at 0."""
+    return tl.where(x == 0.0, middle, tl.where(x > 0.0, 1.0, 0.0))
+''',
+    "xlogy": '''
+@triton.jit
+def xlogy(x, y):
+    """x log(y), 0 where x is; NaN where y is."""
+    return tl.where((x == 0.0) & (y == y), 0.0, x * tl.log(y))
+''',
+    "xlog1py": '''
+@triton.jit
+def xlog1py(x, y):
+    """x log(1 + y), 0 where x is; NaN where y is."""
+    return tl.where((x == 0.0) & (y == y), 0.0, x * log1p(y))
+''',
+    "entropy_term": '''
+@triton.jit
+def entropy_term(x):
+    """-x log(x), 0 at 0, -inf for x < 0."""
+    return tl.where(x < 0.0, float("-inf"), tl.where(x == 0.0, 0.0, -x * tl.log(x)))
+''',
+    "log2_add_exp2": '''
+@triton.jit
+def log2_add_exp2(a, b):
+    """log2(2**a + 2**b), without overflow; equal ones may be infinite, whose difference is no number."""
+    top = tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+    apart = log1p(tl.exp2(-tl.abs(a - b))) * 1.4426950408889634
+    return tl.where(a == b, a + 1.0, top + apart)
+''',
+    "interpolated": '''
+@triton.jit
+def interpolated(a, b, weight):
+    """a + weight (b - a), from b for weights of a half and more, as PyTorch has it."""
+    return tl.where(tl.abs(weight) < 0.5, a + weight * (b - a), b - (b - a) * (1.0 - weight))
+''',
+    "hypotenuse": '''
+@triton.jit
+def hypotenuse(a, b):
+    """sqrt(a**2 + b**2), scaled by a power of two where squares would leave the range; infinite if either is."""
+    a, b = tl.abs(a), tl.abs(b)
+    top = tl.maximum(a, b)
+    scale = tl.where(top > 1.0e18, 5.421010862427522e-20, tl.where(top < 1.0e-18, 1.8446744073709552e19, 1.0))
+    back = tl.where(top > 1.0e18, 1.8446744073709552e19, tl.where(top < 1.0e-18, 5.421010862427522e-20, 1.0))
+    a_scaled, b_scaled = a * scale, b * scale
+    length = tl.sqrt_rn(a_scaled * a_scaled + b_scaled * b_scaled) * back
+    return tl.where((a == float("inf")) | (b == float("inf")), float("inf"), length)
+''',
+    "sinh": '''
+@triton.jit
+def sinh(x):
+    """(e**x - e**-x) / 2, by way of e**|x| - 1; halves of the exponent where e**|x| would be too large."""
+    size = tl.abs(x)
+    e = expm1(tl.minimum(size, 80.0, propagate_nan=tl.PropagateNan.ALL))
+    root = exp(0.5 * size)
+    return with_sign(tl.where(size > 80.0, (0.5 * root) * root, 0.5 * (e + tl.div_rn(e, e + 1.0))), x)
+''',
+    "cosh": '''
+@triton.jit
+def cosh(x):
+    """(e**x + e**-x) / 2; halves of the exponent where e**|x| would be too large."""
+    size = tl.abs(x)
+    e = exp(tl.minimum(size, 80.0, propagate_nan=tl.PropagateNan.ALL))
+    root = exp(0.5 * size)
+    return tl.where(size > 80.0, (0.5 * root) * root, 0.5 * e + tl.div_rn(0.5, e))
+''',
+    "asinh": '''
+@triton.jit
+def asinh(x):
+    """log(x + sqrt(x**2 + 1)), odd and without cancellation near 0."""
+    size = tl.abs(x)
+    a = tl.minimum(size, 1.0e9, propagate_nan=tl.PropagateNan.ALL)
+    near = log1p(a + tl.div_rn(a * a, 1.0 + tl.sqrt_rn(a * a + 1.0)))
+    return with_sign(tl.where(size > 1.0e9, tl.log(size) + 0.6931471805599453, near), x)
+''',
+    "acosh": '''
+@triton.jit
+def acosh(x):
+    """log(x + sqrt(x**2 - 1)); NaN below 1."""
+    t = tl.minimum(x - 1.0, 1.0e9, propagate_nan=tl.PropagateNan.ALL)
+    near = log1p(t + tl.sqrt_rn(t * (t + 2.0)))
+    result = tl.where(x > 1.0e9, tl.log(x) + 0.6931471805599453, near)
+    return tl.where(x < 1.0, float("nan"), result)
+''',
+    "atanh": '''
+@triton.jit
+def atanh(x):
+    """log((1 + x) / (1 - x)) / 2; NaN beyond 1."""
+    a = tl.abs(x)
+    result = 0.5 * log1p(tl.div_rn(2.0 * a, 1.0 - a))
+    return tl.where(a > 1.0, float("nan"), with_sign(result, x))
+''',
+    "atan": '''
+@triton.jit
+def atan(x):
+    """Arcus tangent: a polynomial below tan(pi / 8), to which larger ones are brought by turns of pi / 4 and pi / 2."""
+    a = tl.abs(x)
+    large, middle = a > 2.414213562373095, a > 0.4142135623730950
+    turned = tl.div_rn(tl.where(large, -1.0, a - 1.0), tl.where(large, a, a + 1.0))
+    u = tl.where(middle, turned, a)
+    base = tl.where(large, 1.5707963267948966, tl.where(middle, 0.7853981633974483, 0.0))
+    z = u * u
+    p = z * 8.05374449538e-2 - 1.38776856032e-1
+    p = p * z + 1.99777106478e-1
+    p = p * z - 3.33329491539e-1
+    return tl.where(x != x, x, with_sign(base + (p * z * u + u), x))
+''',
+    "atan2": '''
+@triton.jit
+def atan2(y, x):
+    """The angle of the point (x, y), in (-pi, pi]; signs of zeros count."""
+    y, x = tl.broadcast(tl.cast(y, tl.float32), tl.cast(x, tl.float32))
+    a, b = tl.abs(y), tl.abs(x)
+    top = tl.maximum(a, b)
+    ratio = tl.where(top == 0.0, 0.0, tl.div_rn(tl.minimum(a, b), tl.where(top == 0.0, 1.0, top)))
+    ratio = tl.where((a == float("inf")) & (b == float("inf")), 1.0, ratio)
+    angle = atan(ratio)
+    angle = tl.where(a > b, 1.5707963267948966 - angle, angle)
+    angle = tl.where(x.to(tl.int32, bitcast=True) < 0, 3.141592653589793 - angle, angle)
+    return tl.where((x != x) | (y != y), float("nan"), with_sign(angle, y))
+''',
+    "asin_core": '''
+@triton.jit
+def asin_core(z, root):
+    """asin(root) for root = sqrt(z) <= 1/2."""
+    p = z * 4.2163199048e-2 + 2.4181311049e-2
+    p = p * z + 4.5470025998e-2
+    p = p * z + 7.4953002686e-2
+    p = p * z + 1.6666752422e-1
+    return p * z * root + root
+''',
+    "asin": '''
+@triton.jit
+def asin(x):
+    """Arcus sine; above a half by way of sqrt((1 - x) / 2). NaN beyond 1."""
+    a = tl.abs(x)
+    upper = a > 0.5
+    z = tl.where(upper, 0.5 * (1.0 - a), a * a)
+    part = asin_core(z, tl.where(upper, tl.sqrt_rn(z), a))
+    # pi / 2 less the part, pi / 2 as the sum of two numbers.
+    result = tl.where(upper, 1.5707963705062866 - (2.0 * part + 4.371139000186241e-08), part)
+    return tl.where(a > 1.0, float("nan"), tl.where(x != x, x, with_sign(result, x)))
+''',
+    "acos": '''
+@triton.jit
+def acos(x):
+    """Arcus cosine, near -1 and 1 by way of sqrt((1 - |x|) / 2). NaN beyond 1."""
+    a = tl.abs(x)
+    outer = a > 0.5
+    z = tl.where(outer, 0.5 * (1.0 - a), x * x)
+    part = asin_core(z, tl.where(outer, tl.sqrt_rn(z), x))
+    low = 3.1415927410125732 - (2.0 * part + 8.742278000372482e-08)
+    result = tl.where(outer, tl.where(x < 0.0, low, 2.0 * part), 1.5707963705062866 - (part + 4.371139000186241e-08))
+    return tl.where(a > 1.0, float("nan"), result)
+''',
+    "erfcx_scaled": '''
+@triton.jit
+def erfcx_scaled(x):
+    """e**(x**2) erfc(x) (1 + 2 x) for x >= 0, a polynomial in (x - 2) / (x + 2)."""
+    t = tl.div_rn(x - 2.0, x + 2.0)
+    p = t * -1.05314663e-06 + 8.1794815e-05
+    p = p * t + 0.000179641133
+    p = p * t - 0.000396480185
+    p = p * t - 0.00142973497
+    p = p * t + 0.00124675156
+    p = p * t + 0.00871167032
+    p = p * t - 0.00802870469
+    p = p * t - 0.0542180733
+    p = p * t + 0.164050766
+    p = p * t - 0.166030518
+    p = p * t - 0.0927638117
+    return p * t + 1.27697838
+''',
+    "erfc": '''
+@triton.jit
+def erfc(x):
+    """1 - erf(x), with all its digits where that is small: e**-(x**2) by two exponents, of which one is exact."""
+    a = tl.minimum(tl.abs(x), 12.0, propagate_nan=tl.PropagateNan.ALL)
+    high = high_bits(a)
+    power = exp(-high * high) * exp((high - a) * (high + a))
+    tail = tl.div_rn(erfcx_scaled(a), 1.0 + 2.0 * a) * power
+    return tl.where(x < 0.0, 2.0 - tail, tail)
+''',
+    "erfinv": '''
+@triton.jit
+def erfinv(x):
+    """The y whose error function is x: x times a polynomial in w = -log(1 - x**2), or in sqrt(w) from w = 5 on."""
+    a = tl.abs(x)
+    w = tl.where(a < 0.5, -log1p(-a * a), -tl.log((1.0 - a) * (1.0 + a)))
+    u = w - 2.5
+    p = u * 1.32859863e-10 + 4.37030328e-10
+    p = p * u - 1.10232286e-08
+    p = p * u + 1.64572427e-08
+    p = p * u + 4.7969894e-07
+    p = p * u - 3.42601223e-06
+    p = p * u - 4.99875999e-06
+    p = p * u + 0.000218263558
+    p = p * u - 0.00125270488
+    p = p * u - 0.00417732464
+    p = p * u + 0.246640276
+    p = p * u + 1.50140935
+    s = tl.sqrt_rn(tl.minimum(w, 100.0)) - 3.0
+    q = s * -2.82248773e-05 + 0.000159709148
+    q = q * s - 0.000279764533
+    q = q * s - 0.000118935778
+    q = q * s + 0.00147658405
+    q = q * s - 0.0035675445
+    q = q * s + 0.00568729534
+    q = q * s - 0.00764270496
+    q = q * s + 0.00944534202
+    q = q * s + 1.00167524
+    q = q * s + 2.8329768
+    edge = tl.where(a == 1.0, with_sign(float("inf") + a, x), float("nan"))
+    return tl.where(a < 1.0, x * tl.where(w < 5.0, p, q), edge)
+''',
+}
+"""Source text of each device function by its name."""
