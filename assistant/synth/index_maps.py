@@ -40,6 +40,33 @@ class Coordinate:
 Coordinates = tuple[Coordinate, ...]
 
 
+@dataclass(frozen=True)
+class Bend:
+    """How an index follows from the coordinate ``whole`` of the node ``of``; ``kind`` is one of these.
+
+    ``piece``: less the sizes of the atoms ``before`` and ``shift``, of use inside the atom's own size (``last``:
+    nothing stands behind it). ``slot``: of use where the coordinate is ``shift``. ``roll``: turned round by ``shift``.
+    ``reflect``, ``replicate``, ``circular``: less ``shift``, and what falls outside is led back inside.
+    """
+
+    kind: str
+    of: str
+    whole: Coordinate
+    before: tuple[int, ...] = ()
+    shift: int = 0
+    last: bool = False
+
+
+@dataclass(frozen=True)
+class Join:
+    """A coordinate ``whole`` of a dimension as long as all the atoms ``pieces`` together and ``more``: ``size``."""
+
+    whole: Coordinate
+    pieces: tuple[int, ...]
+    more: int
+    size: int
+
+
 class Refined(Exception):
     """An atom was split: coordinates that were made before hold the whole one and have to be made again."""
 
@@ -59,12 +86,33 @@ class Atoms:
     """Atoms along which something was expanded: sizes that may be those of an input that is read elsewhere."""
     left: set[int] = field(default_factory=set)
     """Atoms whose size a view leaves open (-1), so that of several it is the one that may change."""
+    ends: dict[int, bool] = field(default_factory=dict)
+    """Atoms of slices: whether these reach to the end of what they are of, or to a number that the graph gives."""
+    bends: dict[int, Bend] = field(default_factory=dict)
+    """Indices that follow from coordinates, by their atom (:mod:`drk.assistant.synth.cat_maps`)."""
+    joins: dict[Join, None] = field(default_factory=dict)
+    """How long the dimensions are that those coordinates walk, in the order in which they were met."""
 
     def add(self, size: int, name: str) -> int:
         """Add an atom and return its number."""
         self.sizes.append(size)
         self.names.append(name)
         return len(self.sizes) - 1
+
+    def bent(self, bend: Bend, size: int, name: str) -> int:
+        """The number of the atom that follows from a coordinate by ``bend``; it is added where it is new."""
+        known = next((atom for atom, other in self.bends.items() if other == bend and self.sizes[atom] == size), None)
+        if known is None:
+            known = self.add(size, name)
+            self.bends[known] = bend
+        return known
+
+    def origin(self, atom: int) -> int | None:
+        """The bent index that ``atom`` is or is a part of, if any."""
+        above = {child: parent for parent, pair in self.children.items() for child in pair}
+        while atom in above:
+            atom = above[atom]
+        return atom if atom in self.bends else None
 
     def split(self, atom: int, inner: int) -> None:
         """Split ``atom`` so that its inner part has the size ``inner``.
@@ -201,6 +249,18 @@ def _fits(digit: Digit, edge: int, atoms: Atoms) -> None:
     if rest or size % inner:
         raise NoMap
     atoms.split(digit.atom, inner)
+
+
+def weighted(parts: Sequence[tuple[Coordinate, int]]) -> Coordinate:
+    """The sum of coordinates times weights, outermost first.
+
+    Raises:
+        NoMap: one of them begins at one of several equal parts.
+    """
+    if any(coordinate.parts for coordinate, _ in parts):
+        raise NoMap
+    digits = [replace(digit, weight=digit.weight * weight) for item, weight in parts for digit in item.digits]
+    return Coordinate(tuple(digits), sum(item.start * weight for item, weight in parts))
 
 
 def permuted(coords: Coordinates, dims: Sequence[int]) -> Coordinates:

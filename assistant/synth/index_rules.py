@@ -2,8 +2,8 @@
 
 :func:`pull` goes from an operator's result to what it reads (:mod:`drk.assistant.synth.index_maps` has the arithmetic).
 
-Left out: padding, concatenation, interpolation between elements, gathers by tensors; upsampling to a given size, which
-other inputs' sizes may have told.
+What joins several tensors is in :mod:`drk.assistant.synth.cat_maps`. Left out: interpolation between elements, gathers
+by tensors; upsampling to a given size, which other inputs' sizes may have told.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy
 
+from drk.assistant.synth.cat_maps import bent_pad, is_join, padding, rolled
 from drk.assistant.synth.index_maps import (
     Atoms,
     Coordinate,
@@ -23,6 +24,7 @@ from drk.assistant.synth.index_maps import (
     permuted,
     reshaped,
     sliced,
+    weighted,
 )
 from drk.gym.graph import Node, Ref, TensorMeta
 
@@ -69,18 +71,22 @@ def _expand(node: Node, coords: Coordinates, before: Sequence[int], atoms: Atoms
     return tuple(item if same else Coordinate() for item, same in zip(coords[added:], kept, strict=True))
 
 
-def _slice(node: Node, coords: Coordinates, before: Sequence[int], _: Atoms) -> Coordinates:
-    dim, start, _end, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])[:4]
+def _slice(node: Node, coords: Coordinates, before: Sequence[int], atoms: Atoms) -> Coordinates:
+    dim, start, end, step = (*node.args[1:], *(0, None, None, 1)[len(node.args) - 1 :])[:4]
     start = 0 if start is None else start
-    if start < 0:
+    if start < 0 or (step > 1 and end is not None and end < 0):
         raise NoMap  # counted from the end, which may be elsewhere at the next call
+    if end is None or end >= 0:
+        opened = end is None or end >= before[dim % len(before)]
+        atoms.ends |= {digit.atom: opened for digit in coords[dim].digits}
     return _replaced(coords, dim, sliced(coords[dim], min(start, before[dim % len(before)]), step))
 
 
-def _narrow(node: Node, coords: Coordinates, before: Sequence[int], _: Atoms) -> Coordinates:
+def _narrow(node: Node, coords: Coordinates, before: Sequence[int], atoms: Atoms) -> Coordinates:
     dim, start, length = node.args[1:4]
     if start < 0 or (start and start + length == before[dim % len(before)]):
         raise NoMap  # its length is a number, but sizes would have it reach to the end
+    atoms.ends |= {digit.atom: start + length == before[dim % len(before)] for digit in coords[dim].digits}
     return _replaced(coords, dim, sliced(coords[dim], start))
 
 
@@ -101,14 +107,14 @@ def _replaced(coords: Coordinates, dim: int, coordinate: Coordinate) -> Coordina
     return (*coords[:dim], coordinate, *coords[dim + 1 :])
 
 
-def _pixel_shuffle(node: Node, coords: Coordinates, before: Sequence[int], atoms: Atoms) -> Coordinates:
-    factor = node.args[1]
-    *lead, channels, height, width = node.meta.shape
-    rank, h, w = len(lead), height // factor, width // factor
-    split = reshaped(coords, node.meta.shape, (*lead, channels, h, factor, w, factor), atoms)
-    order = (*range(rank), rank, rank + 2, rank + 4, rank + 1, rank + 3)
-    moved = tuple(split[place] for place in order)
-    return reshaped(moved, (*lead, channels, factor, factor, h, w), before, atoms)
+def _pixel_shuffle(node: Node, coords: Coordinates, _before: Sequence[int], atoms: Atoms) -> Coordinates:
+    factor, (height, width) = node.args[1], node.meta.shape[-2:]
+    *lead, channel, y, x = coords
+    (h, y_inner), (w, x_inner) = (
+        reshaped((item,), (size,), (size // factor, factor), atoms) for item, size in ((y, height), (x, width))
+    )
+    # One channel stays a digit: there may be more at the next call.
+    return (*lead, weighted(((channel, factor * factor), (y_inner, factor), (x_inner, 1))), h, w)
 
 
 def _pixel_unshuffle(node: Node, coords: Coordinates, before: Sequence[int], atoms: Atoms) -> Coordinates:
@@ -165,7 +171,7 @@ def _dropped(coordinate: Coordinate, size: int, factor: int, atoms: Atoms, *, in
 
 
 def _repeat(node: Node, coords: Coordinates, before: Sequence[int], atoms: Atoms) -> Coordinates:
-    counts = node.args[1]
+    counts = (*(1,) * (len(before) - len(node.args[1])), *node.args[1])  # ``tile`` may give fewer
     added = len(counts) - len(before)
     return tuple(
         _dropped(coords[added + dim], size, counts[added + dim], atoms, inner=False) for dim, size in enumerate(before)
@@ -183,6 +189,14 @@ def _same(_node: Node, coords: Coordinates, _before: Sequence[int], _: Atoms) ->
     return coords
 
 
+def _movedim(node: Node, coords: Coordinates, before: Sequence[int], _: Atoms) -> Coordinates:
+    rank = len(before)
+    sources, places = ((item,) if isinstance(item, int) else item for item in node.args[1:3])
+    target = {place % rank: source % rank for source, place in zip(sources, places, strict=True)}
+    rest = iter(dim for dim in range(rank) if dim not in target.values())
+    return permuted(coords, [target[place] if place in target else next(rest) for place in range(rank)])
+
+
 _RESHAPES = frozenset({"view", "reshape", "_unsafe_view", "flatten", "unflatten", "unsqueeze", "squeeze"})
 _RULES: Mapping[str, _Rule] = {
     **dict.fromkeys(_RESHAPES, _reshape),
@@ -191,13 +205,17 @@ _RULES: Mapping[str, _Rule] = {
     "pixel_shuffle": _pixel_shuffle, "pixel_unshuffle": _pixel_unshuffle,
     "channel_shuffle": _channel_shuffle, "native_channel_shuffle": _channel_shuffle,
     "upsample_nearest1d": _upsample, "upsample_nearest2d": _upsample, "upsample_nearest3d": _upsample,
-    "repeat": _repeat, "repeat_interleave": _repeat_interleave,
+    "repeat": _repeat, "tile": _repeat, "repeat_interleave": _repeat_interleave, "roll": rolled, "movedim": _movedim,
+    "moveaxis": _movedim, "swapaxes": _transpose, "swapdims": _transpose, "pad": bent_pad,
+    **{f"{kind}_pad{rank}d": bent_pad for kind in ("reflection", "replication") for rank in (1, 2, 3)},
 }  # fmt: skip
+_BENT = frozenset({"reflect", "replicate", "circular"})
 _PARTS = frozenset({"chunk", "split", "split_with_sizes", "unbind"})
 _COPIES = frozenset(
     {
         "pixel_shuffle", "pixel_unshuffle", "channel_shuffle", "native_channel_shuffle", "upsample_nearest1d",
-        "upsample_nearest2d", "upsample_nearest3d", "repeat", "repeat_interleave", "flip", "clone", "contiguous",
+        "upsample_nearest2d", "upsample_nearest3d", "repeat", "tile", "repeat_interleave", "flip", "clone",
+        "contiguous", "roll",
     }
 )  # fmt: skip
 
@@ -208,12 +226,14 @@ def is_view(node: Node) -> bool:
         return bool(node.metas) and all(meta is not None for meta in node.metas)
     if len(node.metas) != 1 or node.metas[0] is None or node.metas[0].numel == 0:
         return False
+    if node.bare_op == "pad" and padding(node) not in _BENT:
+        return False
     return node.op == "getitem" or (node.op.startswith("aten.") and node.bare_op in _RULES)
 
 
 def moves_data(node: Node, metas: Mapping[str, TensorMeta]) -> bool:
-    """Whether PyTorch makes a new tensor for ``node``, which :func:`is_view` holds for."""
-    if node.bare_op in _COPIES:
+    """Whether PyTorch makes a new tensor for ``node``, which :func:`is_view` or ``is_join`` holds for."""
+    if node.bare_op in _COPIES or padding(node) is not None or is_join(node):
         return True
     source = metas.get(node.args[0].name) if node.args and isinstance(node.args[0], Ref) else None
     if node.bare_op not in {"reshape", "flatten", "_unsafe_view"} or source is None:

@@ -16,15 +16,18 @@ from functools import partial
 from typing import Any
 
 from drk.assistant.synth.body import INLINE_LIMIT, KernelText, tidy
+from drk.assistant.synth.cat_maps import is_join
 from drk.assistant.synth.domain import Operand
 from drk.assistant.synth.draft import fresh_name
 from drk.assistant.synth.expression import expression, kind_of, scalar_text
 from drk.assistant.synth.index_maps import Coordinate, Coordinates
 from drk.assistant.synth.index_rules import is_view
+from drk.assistant.synth.index_text import product_text
 from drk.assistant.synth.launcher import function_source, kernel_source, memory_format, operand_layout_lines
-from drk.assistant.synth.mapped_grid import Access, Grid, grid_of, product_text
+from drk.assistant.synth.mapped_grid import Grid, grid_of
 from drk.assistant.synth.mapped_region import traced
-from drk.assistant.synth.mapped_sizes import Sizes, size_text
+from drk.assistant.synth.mapped_sizes import Sizes, needed, size_text
+from drk.assistant.synth.mapped_terms import Access
 from drk.assistant.synth.mapped_trace import Place, Trace
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.regions import Region
@@ -33,6 +36,7 @@ from drk.gym.graph import Node, Ref, TensorMeta
 _REPEATED = frozenset({"pow", "square", "hardswish", "softsign", "lerp"})
 """Operators whose text holds an operand twice."""
 _SINGLE = "a dimension that had one element when this was written has more"
+_SHORT = "a dimension ends before a slice of it does"
 
 
 def write_mapped(
@@ -73,10 +77,14 @@ class _Writer:
         loads = [self._access(place, via) for place, via in self.found.loads.items()]
         stores = [self._output(operand) for operand in self.region.outputs]
         size_of = partial(size_text, sizes=self.sizes, names=self.names)
-        grid = grid_of(loads, stores, self.found.atoms, size_of, self.taken)
+        guards = dict.fromkeys(
+            atom for choices in self.found.joined.values() for item in choices[:-1] for atom in item.guards
+        )
+        guards |= dict.fromkeys(atom for item in loads for atom in sorted(item.guards))
+        grid = grid_of(loads, stores, self.found.atoms, size_of, self.taken, tuple(guards))
         lines = [*grid.index_lines(), *(self._load(item, grid) for item in loads)]
         for node, coords in self.found.computed:
-            lines += self._statement(node, coords)
+            lines += self._join(node, coords, grid) if is_join(node) else self._statement(node, coords)
         lines += [self._store(item, grid) for item in stores]
         inputs = tuple(operand.value for operand in self.region.inputs)
         outputs = tuple(operand.value for operand in self.region.outputs)
@@ -101,7 +109,7 @@ class _Writer:
         own = self.names[name if self.operands[name].fixed else via]
         self.texts[place] = fresh_name(own, self.taken) if own in self.texts.values() else own
         operand = self.operands[name]
-        return Access(place, self.names[name], self.texts[place], operand, coords)
+        return Access(place, self.names[name], self.texts[place], operand, coords, self.found.guards[place])
 
     def _output(self, operand: Operand) -> Access:
         tensor = f"out_{self.names[operand.value]}"
@@ -110,31 +118,38 @@ class _Writer:
 
     def _load(self, item: Access, grid: Grid) -> str:
         kind = kind_of(item.operand.meta.dtype)
-        mask = grid.mask(item)
+        mask = grid.masks[item.label]
         masked = f", mask={mask}, other={'0.0' if kind == 'float' else '0'}" if mask else ""
         cast = ".to(tl.float32)" if kind == "float" else ""
-        return f"{item.label} = tl.load({grid.address(item)}{masked}){cast}"
+        return f"{item.label} = tl.load({grid.addresses[item.label]}{masked}){cast}"
 
     def _store(self, item: Access, grid: Grid) -> str:
         value = self._token(item.place, kind_of(item.operand.meta.dtype))
-        return f"tl.store({grid.address(item)}, {tidy(value)}, mask=mask)"
+        return f"tl.store({grid.addresses[item.label]}, {tidy(value)}, mask=mask)"
 
-    def _single(self) -> list[str]:
-        """Refuse tensors with several elements where there was one at capture: only the first would be read."""
-        tests = [
-            f"{self.names[name]}.shape[{axis}] != 1"
+    def _refused(self) -> list[str]:
+        """Refuse tensors with several elements where there was one at capture: only the first would be read.
+
+        Refuse others that end before a slice of them does.
+        """
+        axes = [
+            (f"{self.names[name]}.shape[{axis}]", coordinate, size)
             for name, coords in self.found.loads
             if not self.operands[name].fixed
             for axis, (coordinate, size) in enumerate(zip(coords, self.metas[name].shape, strict=True))
-            if size == 1 and not coordinate.digits
         ]
-        if not tests:
-            return []
-        return [f"if {' or '.join(dict.fromkeys(tests))}:", f'    raise ValueError("{_SINGLE}")']
+        single = [f"{text} != 1" for text, coordinate, size in axes if size == 1 and not coordinate.digits]
+        ends = [(text, needed(item, self.found.atoms, self.sizes)) for text, item, _ in axes]
+        short = [f"{text} < {end}" for text, end in ends if end]
+        lines: list[str] = []
+        for tests, words in ((single, _SINGLE), (short, _SHORT)):
+            if tests:
+                lines += [f"if {' or '.join(dict.fromkeys(tests))}:", f'    raise ValueError("{words}")']
+        return lines
 
     def _layouts(self, owned: frozenset[str]) -> list[str]:
         """Make sure of the layouts that folded indices presume."""
-        return [*self._single(), *operand_layout_lines(self.region.inputs, self.names, owned)]
+        return [*self._refused(), *operand_layout_lines(self.region.inputs, self.names, owned)]
 
     def _allocations(self) -> list[str]:
         first = self.names[self.region.inputs[0].value]
@@ -176,6 +191,19 @@ class _Writer:
         name = self.names[node.name]
         self.texts[place] = fresh_name(name, self.taken) if name in self.texts.values() else name
         return [f"{self.texts[place]} = {text}"]
+
+    def _join(self, node: Node, coords: Coordinates, grid: Grid) -> list[str]:
+        """The statement that chooses between pieces."""
+        place, kind = (node.name, coords), kind_of(node.meta.dtype)
+        *others, last = self.found.joined[place]
+        text = scalar_text(last.fill, kind) if last.place is None else self._token(last.place, kind)
+        for item in reversed(others):
+            guard = " & ".join(grid.guard(atom) for atom in item.guards)
+            value = scalar_text(item.fill, kind) if item.place is None else self._token(item.place, kind)
+            text = f"tl.where({guard}, {value}, {text})"
+        name = self.names[node.name]
+        self.texts[place] = fresh_name(name, self.taken) if name in self.texts.values() else name
+        return [f"{self.texts[place]} = {tidy(text)}"]
 
     def _repeated(self, place: Place) -> bool:
         """Whether a reader's text holds the value more than once."""
@@ -223,6 +251,10 @@ def _pretty(
     if value.name not in made or depth > 24:
         return names[value.name]
     node = made[value.name]
+    if is_join(node):
+        pieces = node.args[0] if isinstance(node.args[0], tuple) else (node.args[0],)
+        words = [_pretty(item, made, names, scalars, depth + 1) for item in pieces]
+        return f"{node.bare_op}({', '.join(words)})"
     if is_view(node) and node.op != "getitem":
         inner = _pretty(node.args[0], made, names, scalars, depth + 1)
         return f"{'view' if node.bare_op == 'reshape' else node.bare_op}({inner})"

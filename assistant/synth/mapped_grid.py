@@ -9,14 +9,14 @@ Left out: tiles of more than two sides.
 from __future__ import annotations
 
 import math
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from drk.assistant.synth.domain import Operand
-from drk.assistant.synth.index_maps import Atoms, Coordinates, Digit
+from drk.assistant.synth.index_maps import Atoms
+from drk.assistant.synth.index_text import product_text, sum_text, times
 from drk.assistant.synth.launcher import call_lines
-from drk.assistant.synth.mapped_trace import Place
+from drk.assistant.synth.mapped_sides import Part, Sides, added, alone
+from drk.assistant.synth.mapped_terms import Access, Line, SizeOf, line_of
 from drk.assistant.synth.pointwise import Block
 
 WIDE = 64
@@ -27,189 +27,120 @@ SECTOR = 8
 """Elements that are moved together in any case."""
 
 
-@dataclass(frozen=True)
-class Access:
-    """A read or write: ``tensor`` and ``label`` are names in the launcher and the kernel, ``coords`` the place."""
-
-    place: Place
-    tensor: str
-    label: str
-    operand: Operand
-    coords: Coordinates
-
-    def digits(self) -> list[tuple[int, Digit]]:
-        """Pairs of axis and digit."""
-        return [(axis, digit) for axis, coordinate in enumerate(self.coords) for digit in coordinate.digits]
-
-    @property
-    def follows(self) -> bool:
-        """Whether what are neighbours across axes as captured are so at all sizes: not where every other is skipped."""
-        lowest = [min(digit.weight for digit in item.digits) for item in self.coords if item.digits]
-        return self.operand.order is not None and all(weight == 1 for weight in lowest)
-
-    def moves(self) -> dict[int, int]:
-        """How far an atom's step moves in memory, in elements as captured."""
-        found: dict[int, int] = {}
-        for axis, digit in self.digits():
-            sign = -1 if digit.turned else 1
-            found[digit.atom] = found.get(digit.atom, 0) + sign * digit.weight * self.operand.meta.strides[axis]
-        return found
-
-
-@dataclass(frozen=True)
-class Part:
-    """Folded atoms, with the name of their index, their size as captured and as text."""
-
-    atoms: tuple[int, ...]
-    index: str
-    size: int
-    text: str
-
-    @property
-    def literal(self) -> bool:
-        """Whether the size is a number."""
-        return self.text.isdigit()
-
-
 @dataclass
 class Grid:
-    """Parts by the side of the tile that they belong to, and the arguments that addresses need."""
+    """What addresses need: the tile's sides, and the sums of indices that accesses are."""
 
-    outer: list[Part]
-    rows: list[Part]
-    cols: list[Part]
+    sides: Sides
     turned: bool
     accesses: Sequence[Access]
-    atoms: Atoms
-    size_of: Callable[[int], str]
-    arguments: dict[str, str] = field(default_factory=dict)
+    texts: Mapping[str, Sequence[Line]]
+    """By an access' label: the line of each of its axes."""
+    guards: Sequence[int]
     addresses: dict[str, str] = field(default_factory=dict)
+    masks: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        for part in (*self.outer[1:], *self.rows[1:], *self.cols[1:]):
+        for part in (*self.sides.outer[1:], *self.sides.rows[1:], *self.sides.cols[1:]):
             if not part.literal:
-                self.arguments[f"{part.index}_size"] = part.text
+                self.sides.arguments[f"{part.index}_size"] = part.text
+        for guard in self.guards:
+            self.sides.guard(guard)
         for item in self.accesses:
             self.addresses[item.label] = self._address(item)
+            self.masks[item.label] = self._mask(item)
 
     # -- kernel text
 
     def parameters(self) -> list[str]:
         """Names of the kernel's numbers."""
-        return ["n_rows", "n_cols", *self.arguments]
+        return ["n_rows", "n_cols", *self.sides.arguments]
 
     def index_lines(self) -> list[str]:
-        """Statements that give each program its rows and columns, and each part its index."""
-        lines = [
-            "tiles_n = tl.cdiv(n_cols, BLOCK_N)",
-            "cols = (tl.program_id(0) % tiles_n).to(INDEX) * BLOCK_N + tl.arange(0, BLOCK_N)",
-        ]
-        if self.outer:
-            lines += [
-                "tiles_m = tl.cdiv(n_rows, BLOCK_M)",
-                "tile = tl.program_id(0) // tiles_n",
-                "rows = (tile % tiles_m).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
-                *_taken_apart(self.outer, "(tile // tiles_m).to(INDEX)"),
-            ]
-        else:
-            lines.append("rows = (tl.program_id(0) // tiles_n).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)")
-        lines += ["row_mask = rows[:, None] < n_rows", "col_mask = cols[None, :] < n_cols"]
-        lines.append("mask = row_mask & col_mask")
-        for parts, flat in ((self.rows, "rows"), (self.cols, "cols")):
-            lines += _taken_apart(parts, flat) if len(parts) > 1 else []
-        return [line for line in lines if self._read(line.split(" = ")[0])]
+        """Statements that give each program its rows and columns, and all that follows from them."""
+        return self.sides.index_lines("\n".join(self.addresses.values()))
 
-    def _read(self, name: str) -> bool:
-        """Whether an index statement's name is of use: parts whose flat index serves all tensors are not."""
-        parts = {part.index for part in (*self.outer, *self.rows, *self.cols)}
-        pattern = re.compile(rf"\b{name}\b")
-        return name not in parts or any(pattern.search(text) for text in self.addresses.values())
+    def guard(self, atom: int) -> str:
+        """The guard of a piece, as it stands among tiles."""
+        return self.sides.guards[atom].spread
 
-    def address(self, item: Access) -> str:
-        """Pointer expression of an access."""
-        return self.addresses[item.label]
-
-    def mask(self, item: Access) -> str:
-        """Name of the mask of a load."""
-        moves = item.moves()
-        by_row, by_col = (
-            any(moves.get(atom) for part in parts for atom in part.atoms) for parts in (self.rows, self.cols)
-        )
-        return {(True, True): "mask", (True, False): "row_mask", (False, True): "col_mask"}.get((by_row, by_col), "")
+    def _mask(self, item: Access) -> str:
+        """Mask of a load: where the tile is inside, and the guards of pieces along what the address walks."""
+        moves = _moves(item, self.texts[item.label])
+        bent = {self.sides.index_of(atom).side for atom in moves if self.sides.part_of(atom) is None}
+        walked = {"rows", "cols"} if "both" in bent else bent & {"rows", "cols"}
+        for side, parts in (("rows", self.sides.rows), ("cols", self.sides.cols)):
+            walked |= {side} if any(moves.get(atom) for part in parts for atom in part.atoms) else set()
+        name = {2: "mask", 1: "row_mask" if "rows" in walked else "col_mask", 0: ""}[len(walked)]
+        guards = [self.sides.guards[atom] for atom in sorted(item.guards)]
+        sides = {"both": {"rows", "cols"}, "": set[str]()}
+        kept = [index for index in guards if sides.get(index.side, {index.side}) <= walked]
+        return " & ".join([*([name] if name else []), *(index.spread for index in kept)])
 
     def _address(self, item: Access) -> str:
         terms = [f"{item.tensor}_ptr"]
         start = self._start(item)
         terms += [start] if start else []
-        terms += self._terms(item, self.outer, "", "")
-        terms += self._terms(item, self.rows, "rows", "[:, None]")
-        terms += self._terms(item, self.cols, "cols", "[None, :]")
-        return " + ".join(terms)
+        terms += self._terms(item, self.sides.outer, "", "")
+        terms += self._terms(item, self.sides.rows, "rows", "[:, None]")
+        terms += self._terms(item, self.sides.cols, "cols", "[None, :]")
+        terms += self._bent(item)
+        return added(terms)
 
     def _terms(self, item: Access, parts: list[Part], flat: str, suffix: str) -> list[str]:
-        moves = item.moves()
+        moves = _moves(item, self.texts[item.label])
         steps = [moves.get(part.atoms[-1], 0) for part in parts]
         if not any(steps):
             return []
         chained = all(a == b * part.size for a, b, part in zip(steps, steps[1:], parts[1:], strict=False))
         if flat and (len(parts) == 1 or (chained and item.follows)):
-            return [self._times(flat + suffix, item, parts[-1])]
-        return [self._times(part.index + suffix, item, part) for part, step in zip(parts, steps, strict=True) if step]
+            return [self._times(flat + suffix, item, parts[-1].atoms[-1], parts[-1].index)]
+        return [
+            self._times(part.index + suffix, item, part.atoms[-1], part.index)
+            for part, step in zip(parts, steps, strict=True)
+            if step
+        ]
 
-    def _times(self, index: str, item: Access, part: Part) -> str:
-        """An index times the distance in memory of one step of ``part``."""
-        atom = part.atoms[-1]
-        texts = [self._step(item, axis, digit) for axis, digit in item.digits() if digit.atom == atom]
-        text = " + ".join(texts)
-        if text == "1":
-            return index
-        return f"{index} * {self._argument(f'{item.label}_{part.index}_step', text)}"
+    def _bent(self, item: Access) -> list[str]:
+        """Terms of indices that are no part of the output."""
+        moves = _moves(item, self.texts[item.label])
+        bent = [atom for atom, step in moves.items() if step and self.sides.part_of(atom) is None]
+        return [
+            self._times(index.spread, item, atom, index.name) for atom in bent if (index := self.sides.index_of(atom))
+        ]
 
-    def _step(self, item: Access, axis: int, digit: Digit) -> str:
-        weight, stride = self._weight(item, axis, digit), _stride(item, axis)
-        text = _times(weight, stride)
-        return f"-{text}" if digit.turned else text
-
-    def _weight(self, item: Access, axis: int, digit: Digit) -> str:
-        """A digit's weight: the product of the sizes of those inside of it, or the number that it was."""
-        inner = [other for other in item.coords[axis].digits if other.weight < digit.weight]
-        if inner and math.prod(self.atoms.sizes[other.atom] for other in inner) == digit.weight:
-            texts = [self.size_of(other.atom) for other in inner]
-            if not all(text.isdigit() for text in texts):
-                return " * ".join(text for text in texts if text != "1")
-        return str(digit.weight)
+    def _times(self, index: str, item: Access, atom: int, label: str) -> str:
+        """An index times the distance in memory of one step of ``atom``."""
+        steps = [
+            (1 if term.weight > 0 else -1, times(term.text, item.stride(axis)))
+            for axis, line in enumerate(self.texts[item.label])
+            for term in line.terms
+            if term.atom == atom
+        ]
+        text = sum_text(steps)
+        return index if text == "1" else f"{index} * {self.sides.argument(f'{item.label}_{label}_step', text)}"
 
     def _start(self, item: Access) -> str:
         """Text of the distance of the access' first element, or nothing."""
-        texts = []
-        for axis, coordinate in enumerate(item.coords):
-            start = coordinate.start
-            if start and coordinate.parts and not item.operand.fixed:
-                place = start * coordinate.parts // item.operand.meta.shape[axis]
-                pieces = [_times(f"({item.tensor}.shape[{axis}] // {coordinate.parts})", str(place))]
+        found: list[tuple[int, str]] = []
+        for axis, (coordinate, line) in enumerate(zip(item.coords, self.texts[item.label], strict=True)):
+            pieces = list(line.start)
+            if coordinate.start and coordinate.parts and not item.operand.fixed:
+                place = coordinate.start * coordinate.parts // item.operand.meta.shape[axis]
+                pieces.append((1, times(f"({item.tensor}.shape[{axis}] // {coordinate.parts})", str(place))))
             else:
-                pieces = [str(start)] if start else []
-            for digit in coordinate.digits:
-                if digit.turned:
-                    pieces.append(_times(_less_one(self.size_of(digit.atom)), self._weight(item, axis, digit)))
-            total = " + ".join(pieces)
-            texts += [_times(f"({total})" if len(pieces) > 1 else total, _stride(item, axis))] if pieces else []
-        return self._argument(f"{item.label}_start", " + ".join(texts)) if texts else ""
-
-    def _argument(self, name: str, text: str) -> str:
-        if text.isdigit() and int(text) < 2**31:
-            return text
-        known = next((key for key, value in self.arguments.items() if value == text), None)
-        if known is not None:
-            return known
-        self.arguments[name] = text
-        return name
+                pieces.append((1, str(coordinate.start)))
+            total = sum_text(pieces)
+            found += [(1, times(total, item.stride(axis)))] if total != "0" else []
+        text = sum_text(found)
+        return self.sides.argument(f"{item.label}_start", text) if text != "0" else ""
 
     # -- launcher text
 
     def launch_lines(self, kernel: str, pointers: Sequence[str], block: Block) -> list[str]:
         """Statements that set sizes and launch."""
-        counts = [product_text([part.text for part in parts]) for parts in (self.outer, self.rows, self.cols)]
+        sides = (self.sides.outer, self.sides.rows, self.sides.cols)
+        counts = [product_text([part.text for part in parts]) for parts in sides]
         elements = max(block.elements, 2048) if self.turned else block.elements
         full = [item for item in self.accesses if item.operand.meta.shape]
         largest = max(full, key=lambda item: item.operand.meta.numel)
@@ -223,7 +154,7 @@ class Grid:
             *call_lines(
                 kernel,
                 f"({programs},)",
-                [*pointers, "n_rows", "n_cols", *self.arguments.values()],
+                [*pointers, "n_rows", "n_cols", *self.sides.arguments.values()],
                 ["INDEX=index_type", "BLOCK_M=block_m", "BLOCK_N=block_n",
                  f"num_warps={max(1, elements // block.per_warp)}"],
             ),
@@ -242,76 +173,67 @@ class Grid:
         ]
 
 
-def _stride(item: Access, axis: int) -> str:
-    """A tensor's stride: a number where it is known for good."""
-    rank, order = len(item.operand.meta.shape), item.operand.order
-    if order is not None and item.operand.fixed:
-        return str(item.operand.meta.strides[axis])
-    if order is not None and order[-1] == axis - rank:
-        return "1"
-    return f"{item.tensor}.stride({axis})"
-
-
-def _times(left: str, right: str) -> str:
-    """The product of two factors' texts."""
-    if left.isdigit() and right.isdigit():
-        return str(int(left) * int(right))
-    return right if left == "1" else left if right == "1" else f"{left} * {right}"
-
-
-def product_text(factors: Sequence[str]) -> str:
-    """The product of sizes' texts, numbers multiplied out."""
-    number = math.prod(int(text) for text in factors if text.isdigit())
-    texts = [text for text in factors if not text.isdigit()]
-    return " * ".join([*texts, *([str(number)] if number != 1 or not texts else [])])
-
-
-def _less_one(text: str) -> str:
-    return str(int(text) - 1) if text.isdigit() else f"({text} - 1)"
-
-
-def _taken_apart(parts: list[Part], flat: str) -> list[str]:
-    """Statements that split a flat index into those of its parts."""
-    lines: list[str] = []
-    for place in range(len(parts) - 1, -1, -1):
-        inner = [part.text if part.literal else f"{part.index}_size" for part in parts[place + 1 :]]
-        text = flat
-        for size in reversed(inner):
-            text = f"{text} // {size}"
-        own = parts[place].text if parts[place].literal else f"{parts[place].index}_size"
-        lines.append(f"{parts[place].index} = {text}" + (f" % {own}" if place else ""))
-    return lines
-
-
 # --- Which parts, and where ----------------------------------------------------------------------------------
 
 
 def grid_of(
-    loads: Sequence[Access], stores: Sequence[Access], atoms: Atoms, size_of: Callable[[int], str], taken: set[str]
+    loads: Sequence[Access],
+    stores: Sequence[Access],
+    atoms: Atoms,
+    size_of: SizeOf,
+    taken: set[str],
+    guards: Sequence[int] = (),
 ) -> Grid:
     """Choose the sides of the tiles for what is read and written; ``taken`` names are not given to indices."""
     accesses = [*loads, *stores]
-    parts = _folded(accesses, stores[0], atoms, size_of, taken)
+    texts = {item.label: [line_of(coordinate, atoms, size_of) for coordinate in item.coords] for item in accesses}
+    moves = {item.label: _moves(item, texts[item.label]) for item in accesses}
+    used = {atom for found in moves.values() for atom in found}
+    groups = _folded(stores[0], accesses, texts, atoms, alone(atoms, guards, used, size_of))
+    parts = [_part(group, atoms, size_of, taken) for group in groups]
+    reach = {item.label: _reach(moves[item.label], atoms, size_of) for item in accesses}
     cols = [parts.pop()]
     while parts and math.prod(part.size for part in cols) < WIDE:
         cols.insert(0, parts.pop())
     total = math.prod(part.size for part in (*parts, *cols))
-    turned = next((item for item in loads if _turned(item, [*parts, *cols], cols, total)), None)
+    found = (reach[item.label] for item in loads if _turned(reach[item.label], [*parts, *cols], cols, total))
+    turned = next(found, None)
     if turned is None:
-        return Grid([], parts, cols, False, accesses, atoms, size_of)
-    moves = turned.moves()
-    moving = [part for part in parts if moves.get(part.atoms[-1])]
-    moving.sort(key=lambda part: abs(moves[part.atoms[-1]]))
+        return Grid(Sides([], parts, cols, atoms, size_of, taken), False, accesses, texts, guards)
+    moving = [part for part in parts if turned.get(part.atoms[-1])]
+    moving.sort(key=lambda part: abs(turned[part.atoms[-1]]))
     rows: list[Part] = []
     while moving and math.prod(part.size for part in rows) < DEEP:
         rows.insert(0, moving.pop(0))
     outer = [part for part in parts if part not in rows]
-    return Grid(outer, rows, cols, True, accesses, atoms, size_of)
+    return Grid(Sides(outer, rows, cols, atoms, size_of, taken), True, accesses, texts, guards)
 
 
-def _turned(item: Access, parts: list[Part], cols: list[Part], total: int) -> bool:
+def _moves(item: Access, lines: Sequence[Line]) -> dict[int, int]:
+    """How far an atom's step moves in memory, in elements as captured."""
+    found: dict[int, int] = {}
+    for axis, line in enumerate(lines):
+        for term in line.terms:
+            found[term.atom] = found.get(term.atom, 0) + term.weight * item.operand.meta.strides[axis]
+    return found
+
+
+def _reach(moves: Mapping[int, int], atoms: Atoms, size_of: SizeOf) -> dict[int, int]:
+    """The same with about how far parts of the output move what follows from them."""
+    found: dict[int, int] = {}
+    for atom, step in moves.items():
+        origin = atoms.origin(atom)
+        if origin is None:
+            found[atom] = found.get(atom, 0) + step
+            continue
+        for term in line_of(atoms.bends[origin].whole, atoms, size_of).terms:
+            for base, weight in _reach({term.atom: term.weight}, atoms, size_of).items():
+                found.setdefault(base, weight * step)
+    return found
+
+
+def _turned(moves: Mapping[int, int], parts: list[Part], cols: list[Part], total: int) -> bool:
     """Whether a large input's neighbours in memory are not the tile's columns."""
-    moves = item.moves()
     moving = [part for part in parts if moves.get(part.atoms[-1])]
     if math.prod(part.size for part in moving) * 4 < total:
         return False
@@ -327,32 +249,42 @@ def _turned(item: Access, parts: list[Part], cols: list[Part], total: int) -> bo
 
 
 def _folded(
-    accesses: Sequence[Access], store: Access, atoms: Atoms, size_of: Callable[[int], str], taken: set[str]
-) -> list[Part]:
-    """Atoms in the output's order in memory, those that are neighbours for all tensors in one part."""
+    store: Access,
+    accesses: Sequence[Access],
+    texts: Mapping[str, Sequence[Line]],
+    atoms: Atoms,
+    apart: tuple[set[int], set[int]],
+) -> list[list[int]]:
+    """Atoms in the output's order in memory, those that are neighbours for all tensors in one group.
+
+    ``apart`` are those that must be alone, and those that nothing may be folded in front of.
+    """
+    single, first = apart
     order = store.operand.order
     assert order is not None, "outputs are stored in an order of their own"
     leaves = [digit.atom for axis in order for digit in store.coords[axis].digits]
     groups: list[list[int]] = []
     for atom in leaves:
-        if groups and all(_neighbours(item, groups[-1][-1], atom, atoms) for item in accesses):
+        fits = groups and atom not in single | first and groups[-1][-1] not in single
+        if fits and all(_neighbours(item, texts[item.label], groups[-1][-1], atom, atoms) for item in accesses):
             groups[-1].append(atom)
         else:
             groups.append([atom])
-    parts = []
-    for group in groups:
-        name = "_".join(atoms.names[atom] for atom in group) + "_at"
-        while name in taken:
-            name += "_"
-        text = product_text([size_of(atom) for atom in group])
-        parts.append(Part(tuple(group), name, math.prod(atoms.sizes[atom] for atom in group), text))
-    return parts
+    return groups
 
 
-def _neighbours(item: Access, outer: int, inner: int, atoms: Atoms) -> bool:
+def _neighbours(item: Access, lines: Sequence[Line], outer: int, inner: int, atoms: Atoms) -> bool:
     """Whether a step of ``outer`` is as far in memory as all of ``inner``, at any sizes."""
-    moves = item.moves()
+    moves = _moves(item, lines)
     if (moves.get(outer, 0) != moves.get(inner, 0) * atoms.sizes[inner]) or (moves.get(outer, 0) < 0):
         return False
-    axes = {axis for axis, digit in item.digits() if digit.atom in (outer, inner)}
+    axes = {axis for axis, line in enumerate(lines) for term in line.terms if term.atom in (outer, inner)}
     return item.follows or len(axes) < 2
+
+
+def _part(group: list[int], atoms: Atoms, size_of: SizeOf, taken: set[str]) -> Part:
+    name = "_".join(atoms.names[atom] for atom in group) + "_at"
+    while name in taken:
+        name += "_"
+    text = product_text([size_of(atom) for atom in group])
+    return Part(tuple(group), name, math.prod(atoms.sizes[atom] for atom in group), text)

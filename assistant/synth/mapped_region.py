@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from drk.assistant.synth.cat_maps import is_join, padding
 from drk.assistant.synth.domain import Operand, memory_order
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import is_pointwise, scalar_flops
@@ -25,6 +26,8 @@ from drk.assistant.synth.mapped_trace import Trace, trace
 from drk.assistant.synth.regions import MAX_OPERANDS, Facts, Region, facts_of
 from drk.gym.graph import Graph, Node, TensorMeta
 
+MAX_TRIED = 16
+"""Most views that are tried one by one where a kernel cannot read through all."""
 MAX_FLOPS = 48
 """Most arithmetic instructions that are repeated for each place at which a value is wanted."""
 
@@ -54,12 +57,22 @@ class _Joiner:
                 self._grow(list(owner.nodes), [owner])
             elif owner is None and self._moves(node) and node.name not in self.facts.fixed:
                 self._grow([node], [])
+        for node in () if self.regions else reversed(self.graph.nodes):
+            if node.name not in self.owners and self._moves(node) and node.name not in self.facts.fixed:
+                self._copy(node)
         return self.regions
+
+    def _copy(self, node: Node) -> None:
+        """A kernel for what only moves elements."""
+        region = self._built([node, *self._fitting([node])])
+        if region is not None:
+            self.regions.append(region)
+            self.owners |= dict.fromkeys(region.names, region)
 
     def _free(self, node: Node) -> bool:
         owned = node.name in self.owners or node.name in self.excluded | self.facts.sized
         kept = node.name in self.facts.fixed and node.bare_op == "contiguous"  # a parameter is held in that layout
-        return not owned and not kept and is_view(node)
+        return not owned and not kept and (is_view(node) or is_join(node))
 
     def _moves(self, node: Node) -> bool:
         return node.name in self.views and moves_data(node, self.facts.metas)
@@ -68,7 +81,7 @@ class _Joiner:
         """Take in what lies behind views, as far as a kernel can be written, and replace the regions if any was."""
         found: tuple[Region, list[Region]] | None = None
         while True:
-            views = self._views_behind(nodes)
+            views = self._fitting(nodes)
             makers = self._makers([*nodes, *views], taken)
             whole = [*nodes, *views]
             moving = any(self._moves(node) for node in whole)
@@ -83,10 +96,36 @@ class _Joiner:
             if len(taken) > 1 or moving:
                 region = self._built(nodes)
                 found = found if region is None else (region, list(taken))
-        if found is not None:
+        if found is None and not taken and self._slowly_moved(nodes[0]):
+            self._copy(nodes[0])
+        elif found is not None:
             joined, gone = found
             self.regions = [item for item in self.regions if not any(item is other for other in gone)] + [joined]
             self.owners |= dict.fromkeys(joined.names, joined)
+
+    def _slowly_moved(self, node: Node) -> bool:
+        """Whether PyTorch takes several passes or narrow reads for what ``node`` alone moves."""
+        if any(self._moves(view) for view in self._fitting([node])):
+            return True
+        if node.bare_op in {"clone", "contiguous", "reshape", "flatten", "_unsafe_view"} or is_join(node):
+            order = memory_order(node.meta)
+            sources = [self.facts.metas[name] for name in node.inputs() if name in self.facts.metas]
+            large = [meta for meta in sources if meta.numel * 4 > node.meta.numel]
+            if padding(node) is None:
+                return any(not _innermost_alike(meta, node.meta, order) for meta in large)
+        return True
+
+    def _fitting(self, nodes: list[Node]) -> list[Node]:
+        """Views behind ``nodes`` that a kernel with them can read through: all, or the nearest that can."""
+        views = self._views_behind(nodes)
+        if not views or self._built([*nodes, *views]) is not None:
+            return views
+        kept: list[Node] = []
+        for view in sorted(views, key=lambda item: -self.facts.order[item.name])[:MAX_TRIED]:
+            inside = {node.name for node in (*nodes, *kept)}
+            if set(self.facts.users[view.name]) <= inside and self._built([*nodes, *kept, view]) is not None:
+                kept.append(view)
+        return kept
 
     def _views_behind(self, nodes: list[Node]) -> list[Node]:
         """Views that ``nodes`` read, directly or through views, and nothing else does."""
@@ -124,6 +163,13 @@ class _Joiner:
         return build_mapped_region(nodes, self.facts, self.by_name)
 
 
+def _innermost_alike(meta: TensorMeta, result: TensorMeta, order: tuple[int, ...] | None) -> bool:
+    """Whether the dimension that is innermost in ``result``'s memory is so in a tensor of the same rank."""
+    if order is None or len(meta.shape) != len(result.shape):
+        return meta.contiguous
+    return meta.shape[order[-1]] == 1 or meta.strides[order[-1]] == 1
+
+
 def _plain(region: Region) -> bool:
     return region.kind == "pointwise" and not region.gathers and not region.positions
 
@@ -135,8 +181,8 @@ def build_mapped_region(nodes: Sequence[Node], facts: Facts, by_name: Mapping[st
     last = [node for node in nodes if not set(facts.users[node.name]) <= inside]
     if not last or len({node.meta.shape for node in last if len(node.metas) == 1}) != 1:
         return None
-    computing = [node for node in nodes if not is_view(node)]
-    if not computing or not all(is_pointwise(node, facts.metas) for node in computing):
+    computing = [node for node in nodes if not is_view(node) and not is_join(node)]
+    if not all(is_pointwise(node, facts.metas) for node in computing):
         return None
     if any(len(node.metas) != 1 or node.meta.numel == 0 or not node.meta.shape for node in last):
         return None

@@ -216,10 +216,11 @@ def test_special_values_come_through(interpreter, graph_of):
     torch.testing.assert_close(got, module(x), equal_nan=True)
 
 
-def test_sizes_that_no_operand_tells_are_left_to_torch(graph_of):
-    module = Function(lambda _, x: (x * 2).unsqueeze(1).expand(4, 7, 5).reshape(28, 5).sigmoid())
-    graph = graph_of(module, torch.randn(4, 5))
-    assert not any(region.kind == "mapped" for region in compile_graph(graph, variants(graph)[0]).regions)
+def test_a_view_whose_size_no_operand_tells_is_left_to_torch(check):
+    module = Function(lambda _, x: (x * 2).unsqueeze(1).expand(-1, 7, -1).reshape(-1, 5).sigmoid())
+    compiled = check(module, torch.randn(4, 5), calls=[[torch.randn(3, 5)]])
+    assert "expand" in compiled.source.split("def forward")[1]
+    assert kinds(compiled) == ["mapped"]
 
 
 def test_a_bias_before_a_flattened_softmax_joins_the_row(check):
