@@ -24,6 +24,7 @@ from drk.assistant.answer_parser import missing_candidate
 from drk.assistant.episode import Turn
 from drk.assistant.errors import UsageError, did_you_mean
 from drk.assistant.hotspots import Hotspots
+from drk.assistant.llm.nano_weights import INT8_FILE
 from drk.gym.devices import DeviceFacts
 from drk.gym.graph import Graph
 from drk.gym.schema import Candidate, Task
@@ -183,8 +184,9 @@ def _replay(argument: str) -> Proposer:
 
 PROPOSERS: Mapping[str, Callable[[str], Proposer]] = {"builtin": _builtin, "replay": _replay}
 """Makers by name; each is given what stands behind the colon."""
-MODELS = ("openai", "vllm", "transformers", "nano")
-"""Names of language models; what stands behind the colon is the model's name, or a checkpoint's folder (nano: none)."""
+NANO = "nano"
+MODELS = ("openai", "vllm", "transformers", NANO)
+"""Names of language models; what stands behind the colon is the model's name, or a checkpoint's folder."""
 
 
 def make_proposer(name: str, settings: ModelSettings | None = None) -> Proposer:
@@ -214,3 +216,8 @@ def make_proposer(name: str, settings: ModelSettings | None = None) -> Proposer:
 def is_model(name: str) -> bool:
     """Say whether ``name`` names a language model."""
     return name.partition(":")[0] in MODELS or (Path(name) / "config.json").is_file()
+
+
+def is_nano(name: str) -> bool:
+    """Say whether ``name`` names the nano model: ``nano``, ``nano:FOLDER``, or a folder with its quantised weights."""
+    return name.partition(":")[0] == NANO or (Path(name) / INT8_FILE).is_file()

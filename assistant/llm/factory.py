@@ -1,8 +1,8 @@
 """From a name to a language model's proposer: ``openai:NAME``, ``vllm:FOLDER``, ``transformers:FOLDER``, or a folder.
 
-``nano`` is the small model of this project: a folder beside the training package, or one in the user's data folder.
-A checkpoint made here says in ``drk_model.json`` how it wants to be asked (templates, context, length of answers);
-settings that the user left alone follow it.
+``nano`` is the small model of this project (:mod:`drk.assistant.llm.nano_places` finds it); a folder with its quantised
+weights is read in the same way. A checkpoint made here says in ``drk_model.json`` how it wants to be asked (templates,
+context, length of answers, policy of history, temperature); settings that the user left alone follow it.
 
 Everything that can be known without asking anyone is checked here: the extra, the key, the checkpoint's folder, the
 settings. What needs the endpoint is checked by the proposer's ``start``.
@@ -10,50 +10,24 @@ settings. What needs the endpoint is checked by the proposer's ``start``.
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import platformdirs
-
 from drk.assistant.errors import UsageError
 from drk.assistant.llm.messages import Backend, ModelFault
 from drk.assistant.llm.model_settings import ModelSettings
+from drk.assistant.llm.nano_backend import NanoBackend
+from drk.assistant.llm.nano_places import nano_folder
 from drk.assistant.llm.openai_backend import OpenAIBackend
 from drk.assistant.llm.proposer import LanguageModelProposer
 from drk.assistant.llm.transformers_backend import TransformersBackend
 from drk.assistant.llm.vllm_server import VllmBackend
 from drk.assistant.prompts import Prompts
-from drk.assistant.proposers import MODELS
+from drk.assistant.proposers import MODELS, NANO, is_nano
 
-NANO = "nano"
 FACTS = "drk_model.json"
-
-
-def nano_folder() -> Path:
-    """Return the folder of the nano model.
-
-    Raises:
-        ModelFault: it is not on this machine.
-    """
-    places = nano_places()
-    for place in places:
-        if (place / "config.json").is_file():
-            return place
-    raise ModelFault(
-        "the nano model is not on this machine",
-        cause="no checkpoint in " + " or ".join(map(str, places)),
-        help="put its folder there, or name it: --model transformers:FOLDER; --model builtin needs no model",
-    )
-
-
-def nano_places() -> tuple[Path, ...]:
-    """Return where the nano model may lie: beside the training package, then in the user's data folder."""
-    spec = importlib.util.find_spec("drk.training")
-    beside = [Path(one) / NANO for one in (spec.submodule_search_locations or ())] if spec is not None else []
-    return (*beside, Path(platformdirs.user_data_dir("drk")) / "models" / NANO)
 
 
 def fitted(settings: ModelSettings, name: str) -> ModelSettings:
@@ -73,6 +47,8 @@ def fitted(settings: ModelSettings, name: str) -> ModelSettings:
             "templates": (folder / facts["templates"]).resolve() if facts.get("templates") else None,
             "context_tokens": int(facts["context_tokens"]),
             "max_tokens": int(facts["max_tokens"]),
+            "policy": str(facts.get("policy", usual.policy)),
+            "temperature": float(facts.get("temperature", usual.temperature)),
         }
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ModelFault(f"{path} cannot be read", cause=repr(error)) from error
@@ -87,8 +63,13 @@ def make_model(name: str, settings: ModelSettings | None = None) -> LanguageMode
         UsageError: nothing stands behind the colon, or a setting cannot be used.
         ModelFault: no key, no extra, or no checkpoint.
     """
-    name = f"transformers:{nano_folder()}" if name == NANO else name
-    settings = fitted(settings or ModelSettings(), name).checked()
+    settings = settings or ModelSettings()
+    if is_nano(name):
+        folder = nano_folder() if name == NANO else Path(name.removeprefix(f"{NANO}:"))
+        settings = fitted(settings, str(folder)).checked()
+        shown = f"{NANO}:{name.removeprefix(f'{NANO}:')}" if name != NANO else name
+        return LanguageModelProposer(NanoBackend(folder, settings, name=shown), settings, Prompts(settings.templates))
+    settings = fitted(settings, name).checked()
     return LanguageModelProposer(make_backend(name, settings), settings, Prompts(settings.templates))
 
 

@@ -16,6 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from drk.assistant.llm.batching import Batches
 from drk.assistant.llm.messages import ContextOverflow, Message, ModelFault, Reply, Request, Usage
 from drk.assistant.llm.model_settings import ModelSettings
 
@@ -45,8 +46,7 @@ class TransformersBackend:
         self.endpoint = "this process"
         self._checkpoint = str(Path(checkpoint).resolve())
         self._settings = settings
-        self._lock = asyncio.Lock()
-        self._waiting: list[tuple[Request, asyncio.Future[Reply]]] = []
+        self._batches = Batches(self.name, self._generate, settings.concurrency)
         self._model: Any = None
         self._tokenizer: Any = None
 
@@ -64,12 +64,7 @@ class TransformersBackend:
 
     async def complete(self, request: Request) -> Reply:
         """Answer one conversation, together with all that wait by then."""
-        answer: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
-        self._waiting.append((request, answer))
-        async with self._lock:
-            if not answer.done():
-                await self._answer_waiting()
-        return await answer
+        return await self._batches.complete(request)
 
     def count_tokens(self, text: str) -> int:
         """Return the tokens of ``text`` by the checkpoint's own tokenizer."""
@@ -78,22 +73,6 @@ class TransformersBackend:
     async def close(self) -> None:
         """Let go of the model."""
         self._model = self._tokenizer = None
-
-    async def _answer_waiting(self) -> None:
-        batch, self._waiting = self._waiting, []
-        for start in range(0, len(batch), self._settings.concurrency):
-            part = [(request, answer) for request, answer in batch[start:][: self._settings.concurrency]]
-            try:
-                replies: Sequence[Reply | Exception] = await asyncio.to_thread(self._generate, [r for r, _ in part])
-            except RuntimeError as error:  # out of memory, among others
-                replies = [ModelFault(f"{self.name} failed", cause=str(error)[:400])] * len(part)
-            for (_, answer), reply in zip(part, replies, strict=True):
-                if answer.done():
-                    continue
-                if isinstance(reply, Exception):
-                    answer.set_exception(reply)
-                else:
-                    answer.set_result(reply)
 
     def _load(self) -> None:
         import torch
