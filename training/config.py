@@ -215,7 +215,7 @@ def _elsewhere(key: str) -> str:
 
 _POSITIVE = (
     "run.steps", "rollout.prompts_per_step", "rollout.turns", "rollout.max_new_tokens", "rollout.temperature",
-    "rollout.concurrency", "rollout.batch_rows", "rollout.empty_attempts", "gym.parallel", "gym.seeds",
+    "rollout.concurrency", "rollout.batch_rows", "rollout.empty_attempts", "gym.parallel", "gym.seeds", "gym.min_pairs",
     "optimizer.micro_batches", "optimizer.max_grad_norm", "model.context_tokens", "sft.batch_rows", "sft.micro_batches",
     "scratch.vocabulary", "scratch.texts", "scratch.batch_tokens", "scratch.layers", "scratch.heads", "scratch.width",
 )  # fmt: skip
@@ -241,3 +241,11 @@ def _check_whole(config: TrainConfig) -> None:
         raise ConfigError("rollout.max_new_tokens leaves no room for a prompt in model.context_tokens")
     if config.rejection.prs == "soft" and not config.advantage.rejected_in_baseline:
         raise ConfigError("rejection.prs = 'soft' rejects no row, so advantage.rejected_in_baseline must be true")
+    _check_speed(config)
+
+
+def _check_speed(config: TrainConfig) -> None:
+    if config.gym.min_pairs > config.gym.max_pairs:
+        raise ConfigError("gym.min_pairs is above gym.max_pairs")
+    if config.reward.speed == "device" and (config.gym.timing or config.reward.baseline != "eager"):
+        raise ConfigError("reward.speed = 'device' needs gym.timing = false and reward.baseline = 'eager'")

@@ -46,13 +46,18 @@ class ModelSection:
 
 @dataclass(frozen=True)
 class TasksSection:
-    """Tasks: a JSONL file of ``drk data tasks``, or drawn by the generator (``count`` over ``families``)."""
+    """Tasks: a JSONL file of ``drk data tasks``, or drawn by the generator (``count`` over ``families``).
+
+    ``least_elements`` above 0 draws tasks only whose largest input has so many: below a million elements or so the
+    launch decides, not the kernel.
+    """
 
     path: str = ""
     families: tuple[str, ...] = ()
     count: int = 64
     seed: int = 0
     rows: int = 0
+    least_elements: int = 0
     held_out: int = 0
     held_out_families: tuple[str, ...] = ()
 
@@ -96,6 +101,10 @@ class GymSection:
 
     ``url`` names a served gym (its token: DRK_GYM_TOKEN in the environment); empty: one in this process.
     A step in which more than ``max_fault_share`` of the trajectories were left out stops the run.
+    ``sessions`` references are kept at least: with as many as there are tasks, none is loaded twice. ``max_pairs``,
+    ``min_pairs`` and ``timing_s`` bound what timing takes; ``hidden_shape`` judges each candidate at a shape that the
+    task does not show, too. ``cache_dir`` holds verdicts (``cache``) and references' times for several runs; empty: the
+    run's own folder.
     """
 
     url: str = ""
@@ -104,22 +113,32 @@ class GymSection:
     seeds: int = 5
     parallel: int = 2
     timing: bool = True
+    min_pairs: int = 20
+    max_pairs: int = 200
+    timing_s: float = 3.0
     compile_baseline: bool = False
+    hidden_shape: bool = True
+    sessions: int = 0
     offline_compile: bool = False
     patience_s: float = 120.0
     max_fault_share: float = 0.5
     cache: bool = False
+    cache_dir: str = ""
 
 
 @dataclass(frozen=True)
 class RewardSection:
     """The reward (:mod:`drk.gym.reward`). ``proxy`` pays the coverage estimate where there is no GPU.
 
+    ``speed`` ``timed`` is what the gym timed in pairs; ``device`` is the ratio of device times by the profiler
+    (:mod:`drk.training.device_speed`), for gyms without timing: several times as many candidates a minute.
+
     For ablations: ``pay_coverage`` false leaves out what coverage adds (PR), ``pay_dishonest`` pays right results that
     the gym proved to be fraud, as a trainer without honesty checks would.
     """
 
     form: Literal["paper", "recipe", "weighted", "ladder"] = "paper"
+    speed: Literal["timed", "device"] = "timed"
     baseline: Literal["eager", "compile", "max_autotune", "cuda_graph", "headline"] = "eager"
     cap: float = 3.0
     floor: float = 0.0

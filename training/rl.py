@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import hashlib
+import json
 import os
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -33,6 +35,7 @@ from drk.training.backend_choice import make_backend, sync_served_weights
 from drk.training.backends import PolicyBackend
 from drk.training.config import GymSection, TrainConfig
 from drk.training.dataset import read_tasks
+from drk.training.device_speed import ReferenceTimes
 from drk.training.errors import OptionError
 from drk.training.guards import standard_callbacks
 from drk.training.live_table import Report
@@ -86,6 +89,7 @@ def load_tasks(config: TrainConfig, *, held_out: bool = False) -> list[TrainingT
         rows=section.rows,
         split="held-out" if held_out else "train",
         held_out_families=section.held_out_families,
+        least_elements=section.least_elements,
     )
 
 
@@ -106,7 +110,14 @@ def gym_settings(section: GymSection) -> GymSettings:
         seeds=section.seeds,
         parallel=section.parallel,
         offline_compile=section.offline_compile,
-        timing=Timing(enabled=section.timing, compile_baseline=section.compile_baseline),
+        hidden_shape=section.hidden_shape,
+        timing=Timing(
+            enabled=section.timing,
+            min_pairs=section.min_pairs,
+            max_pairs=section.max_pairs,
+            max_s=section.timing_s,
+            compile_baseline=section.compile_baseline,
+        ),
     )
 
 
@@ -181,6 +192,19 @@ def _server_arguments(config: TrainConfig) -> dict[str, Any]:
     return {"use_vllm": True, "vllm_mode": "server", "vllm_server_base_url": config.rollout.url.removesuffix("/v1")}
 
 
+class TrainingGym(Gym):
+    """A gym that keeps at least ``sessions`` references loaded: those of all training tasks, if so many are asked."""
+
+    def __init__(self, settings: GymSettings, sessions: int) -> None:
+        super().__init__(settings)
+        self._least = sessions
+
+    @property
+    def sessions_at_once(self) -> int:
+        """How many references are kept."""
+        return max(super().sessions_at_once, self._least)
+
+
 class Session:
     """What lives as long as a run: the event loop, the gym in it, and the collector once there is a model."""
 
@@ -189,8 +213,12 @@ class Session:
         self.runner = runner
         self.gym = gym
         conditions = {"gym": asdict(config.gym), "device": gym.device_facts, "torch": torch.__version__}
+        cache_dir = Path(config.gym.cache_dir) if config.gym.cache_dir else cache_dir
         cache = VerdictCache(cache_dir, conditions) if config.gym.cache else None
-        self.judge = PatientJudge(gym, config.gym, cache=cache)
+        facts = hashlib.sha256(json.dumps(gym.device_facts, sort_keys=True, default=str).encode()).hexdigest()[:8]
+        kept = cache_dir / f"reference-times-{facts}.jsonl"
+        times = ReferenceTimes(gym, kept) if config.reward.speed == "device" else None
+        self.judge = PatientJudge(gym, config.gym, cache=cache, times=times)
         self.backend: PolicyBackend | None = None
 
     def collector(self, backend: PolicyBackend, prompter: Prompter, tokenizer: Any) -> Collector:
@@ -231,7 +259,7 @@ def open_gym(config: TrainConfig) -> Any:
     rank = int(os.environ.get("LOCAL_RANK", "0"))
     if section.device == "auto" and torch.cuda.is_available():
         settings = gym_settings(GymSection(**{**vars(section), "device": f"cuda:{rank}"}))
-    return Gym(settings)
+    return TrainingGym(settings, section.sessions)
 
 
 def train_rl(config: TrainConfig, report: Report, *, make_gym: Callable[[TrainConfig], Any] = open_gym) -> Trained:

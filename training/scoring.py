@@ -24,6 +24,7 @@ from drk.gym.reward import NotRewardable, RewardOptions, RewardParts, dishonest,
 from drk.gym.schema import Candidate, Task, Verdict
 from drk.gym.wire import candidate_id, task_id
 from drk.training.config import GymSection, RewardSection
+from drk.training.device_speed import ReferenceTimes, with_device_speed
 
 
 class Judge(Protocol):
@@ -92,18 +93,29 @@ def read_answer(text: str, *, cut: bool, mark: str) -> Candidate:
 
 
 class PatientJudge:
-    """Judges through faults of the host. ``retries`` counts them, ``asked`` the evaluations, ``seconds`` their time."""
+    """Judges through faults of the host. ``retries`` counts them, ``asked`` the evaluations, ``seconds`` their time.
+
+    ``times`` gives verdicts without timing their speed by device time; ``kept`` counts those that the cache had.
+    """
 
     def __init__(
-        self, judge: Judge, section: GymSection, *, cache: VerdictCache | None = None, pause_s: float = 0.5
+        self,
+        judge: Judge,
+        section: GymSection,
+        *,
+        cache: VerdictCache | None = None,
+        times: ReferenceTimes | None = None,
+        pause_s: float = 0.5,
     ) -> None:
         self._judge = judge
         self._section = section
         self._cache = cache
+        self._times = times
         self._pause_s = pause_s
         self._under_way: dict[tuple[str, str], asyncio.Task[Verdict]] = {}
         self.retries = 0
         self.asked = 0
+        self.kept = 0
         self.seconds = 0.0
 
     async def verdict(self, task: Task, candidate: Candidate) -> Verdict:
@@ -111,9 +123,16 @@ class PatientJudge:
 
         Raises:
             HostError: the host failed for longer than the settings' patience.
+            TaskError: the reference cannot be judged.
         """
         if missing_reason(candidate) is not None:
             return missing_verdict(candidate)
+        verdict = await self._judged(task, candidate)
+        if self._times is None or not verdict.accepted:
+            return verdict
+        return with_device_speed(verdict, await self._times.time_us(task))
+
+    async def _judged(self, task: Task, candidate: Candidate) -> Verdict:
         if self._cache is None:
             return await self._patiently(task, candidate)
         key = (task_id(task), candidate_id(candidate))
@@ -126,6 +145,7 @@ class PatientJudge:
     async def _cached(self, task: Task, candidate: Candidate, cache: VerdictCache) -> Verdict:
         kept = await asyncio.to_thread(cache.get, task, candidate)
         if kept is not None:
+            self.kept += 1
             return kept
         verdict = await self._patiently(task, candidate)
         await asyncio.to_thread(cache.put, task, candidate, verdict)

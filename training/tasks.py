@@ -16,6 +16,7 @@ Honest limits: no recurrence, no indexing by values, no control flow; half preci
 from __future__ import annotations
 
 import hashlib
+import math
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -128,8 +129,11 @@ def draw_tasks(
     rows: int = 0,
     split: Split = "train",
     held_out_families: Sequence[str] = (),
+    least_elements: int = 0,
 ) -> list[TrainingTask]:
     """Return ``count`` tasks of one split with distinct signatures, families in turn.
+
+    ``least_elements`` leaves out tasks whose largest input is smaller.
 
     Raises:
         OptionError: an unknown family, or so few compositions that the count cannot be reached.
@@ -142,12 +146,18 @@ def draw_tasks(
     tries = 0
     while len(found) < count:
         task, tries = next(stream), tries + 1
-        if task is not None and task.signature not in seen:
+        if task is not None and task.signature not in seen and largest_input(task.task) >= least_elements:
             seen |= {task.signature, task_id(task.task)}
             found.append(task)
         elif tries > 200 + MAX_REPEATS * count:
             raise OptionError(f"only {len(found)} of {count} tasks could be drawn", help="add families")
     return found
+
+
+def largest_input(task: Task) -> int:
+    """Return the number of elements of the largest input that the task describes."""
+    args = task.inputs.args if isinstance(task.inputs, Call) else ()
+    return max((math.prod(one.shape) for one in args if isinstance(one, TensorSpec)), default=0)
 
 
 def endless_tasks(
