@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
 from typing import Annotated, Any
 
 from fastapi import Depends, FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, Response
+from fastapi.responses import Response
 from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
 from redis.exceptions import RedisError
 from starlette.exceptions import HTTPException
@@ -81,8 +82,9 @@ def create_app(settings: ServeSettings) -> FastAPI:
 
 
 def _handle_errors(app: FastAPI) -> None:
-    def answer(refusal: Refusal, status: int | None = None) -> JSONResponse:
-        return JSONResponse(refusal.body(), status or refusal.status, refusal.headers())
+    def answer(refusal: Refusal, status: int | None = None) -> Response:
+        text = json.dumps(refusal.body())  # ASCII: a message may quote what is no Unicode
+        return Response(text, status or refusal.status, refusal.headers(), "application/json")
 
     async def on_refusal(_: Request, error: Exception) -> Response:
         assert isinstance(error, Refusal)

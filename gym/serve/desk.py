@@ -293,7 +293,7 @@ class Desk:
 
     async def _await(self, job_id: str, event: asyncio.Event, seconds: float) -> str | None:
         """Return a result once its event is set; null when that takes longer than ``seconds``."""
-        if seconds <= 0:
+        if seconds <= 0 or self.feed.closing:
             return None
         try:
             async with asyncio.timeout(seconds):

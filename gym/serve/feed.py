@@ -40,6 +40,8 @@ class Feed:
         self._streams = streams
         self._waiting: dict[str, set[asyncio.Event]] = defaultdict(set)
         self._tasks: list[asyncio.Task[None]] = []
+        self.closing = False
+        """Whether the server is about to end: nobody should wait any more."""
 
     async def __aenter__(self) -> Feed:
         """Begin to read."""
@@ -61,6 +63,13 @@ class Feed:
             self._waiting[job_id].discard(event)
             if not self._waiting[job_id]:
                 del self._waiting[job_id]
+
+    def close(self) -> None:
+        """Wake everybody who waits: the server ends."""
+        self.closing = True
+        for events in self._waiting.values():
+            for event in events:
+                event.set()
 
     def _tell(self, job_id: str) -> None:
         for event in self._waiting.get(job_id, ()):

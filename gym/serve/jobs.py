@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -126,6 +127,22 @@ def expired() -> Outcome:
 def cancelled() -> Outcome:
     """The outcome of a job that its owner took back."""
     return Outcome("cancelled", fault=Fault("cancelled", "cancelled on request", infrastructure=False))
+
+
+def result_text(result: Mapping[str, Any]) -> str:
+    """Return a result as JSON that every parser takes: an error beyond all bounds (infinite, NaN) is null there."""
+    try:
+        return json.dumps(result, allow_nan=False)
+    except ValueError:
+        return json.dumps(_finite(result), allow_nan=False)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def make_id(owner: str, nonce: str, *parts: str) -> str:

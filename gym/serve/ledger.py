@@ -17,7 +17,7 @@ from redis import Redis
 from redis.exceptions import BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError  # noqa: A004 - Redis's own
 
 from drk.gym.serve import scripts
-from drk.gym.serve.jobs import Outcome, clock
+from drk.gym.serve.jobs import Outcome, clock, result_text
 from drk.gym.serve.settings import HEARTBEAT_TTL_S, MAX_DEATHS
 
 TRANSIENT = (BusyLoadingError, ConnectionError, ReadOnlyError, TimeoutError)
@@ -65,7 +65,7 @@ class Ledger:
     ) -> bool:
         """Write the result; say whether it was the first."""
         now = clock()
-        result = json.dumps(outcome.to_json(fields, self.worker_id, now))
+        result = result_text(outcome.to_json(fields, self.worker_id, now))
         keep = outcome.verdict is not None and outcome.verdict["status"] != "error" and fields.get("cache")
         args: list[Any] = [
             fields["id"],

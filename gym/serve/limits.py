@@ -11,6 +11,7 @@ import asyncio
 import json
 from typing import Any
 
+import h11
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
@@ -70,6 +71,8 @@ class BodyLimit:
             name = host if host.endswith("]") else host.rpartition(":")[0] or host
             if name not in LOOPBACK_HOSTS:
                 raise Refusal("forbidden", "this server answers to loopback names only", help="use 127.0.0.1")
+            if b"origin" in headers:
+                raise Refusal("forbidden", "this server is not for web pages", help="start it with tokens")
 
     async def _read(self, receive: Receive) -> bytes | None:
         parts: list[bytes] = []
@@ -98,7 +101,10 @@ async def refuse(send: Send, refusal: Refusal) -> None:
 
 
 def protocol_with_deadline(header_s: float) -> type[H11Protocol]:
-    """Return uvicorn's HTTP/1.1 protocol, but closing connections whose first headers take longer than ``header_s``."""
+    """Return uvicorn's HTTP/1.1 protocol, but closing connections on which headers take longer than ``header_s``.
+
+    That holds for the first request of a connection, from its beginning, and for later ones, from their first byte.
+    """
 
     class Deadline(H11Protocol):
         _deadline: asyncio.TimerHandle | None = None
@@ -107,15 +113,27 @@ def protocol_with_deadline(header_s: float) -> type[H11Protocol]:
             super().connection_made(transport)
             self._deadline = self.loop.call_later(header_s, self._give_up)
 
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.conn.their_state is not h11.IDLE:
+                self._disarm()
+            elif self._deadline is None and self.conn.trailing_data[0]:
+                self._deadline = self.loop.call_later(header_s, self._give_up)
+
         def _give_up(self) -> None:
-            if self.cycle is None and not self.transport.is_closing():
+            self._deadline = None
+            if self.conn.their_state is h11.IDLE and not self.transport.is_closing():
                 answer = b"HTTP/1.1 408 Request Timeout\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
                 self.transport.write(answer)
                 self.transport.close()
 
-        def connection_lost(self, exc: Exception | None) -> None:
+        def _disarm(self) -> None:
             if self._deadline is not None:
                 self._deadline.cancel()
+                self._deadline = None
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._disarm()
             super().connection_lost(exc)
 
     return Deadline

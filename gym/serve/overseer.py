@@ -121,23 +121,22 @@ class Overseer:
         names = await redis.zrangebyscore(scripts.WAITING, "-inf", submitted_before, start=0, num=count)
         pipeline = redis.pipeline(transaction=False)
         for name in names:
-            pipeline.hmget(scripts.job_key(name), "queue", "priority", "queue_deadline", "promoted", "sent_again_at")
+            pipeline.hmget(scripts.job_key(name), "queue", "priority", "promoted", "sent_again_at")
         rows = await pipeline.execute() if names else []
         found = []
-        for name, (queue, priority, deadline, promoted, again) in zip(names, rows, strict=True):
+        for name, (queue, priority, promoted, again) in zip(names, rows, strict=True):
             if queue is None:
                 await redis.zrem(scripts.WAITING, name)
             else:
-                row = {"queue": queue, "priority": priority, "queue_deadline": deadline}
-                found.append((name, {**row, "promoted": promoted or "", "sent_again_at": again or "0"}))
+                row = {"queue": queue, "priority": priority, "promoted": promoted or "", "sent_again_at": again or "0"}
+                found.append((name, row))
         return found
 
     async def _expire(self) -> None:
-        now = clock()
-        for job_id, fields in await self._waiting(now, 200):
-            if float(fields["queue_deadline"]) < now:
-                outcome = expired()
-                await self._store.finish(job_id, outcome, self._ttl_s, increments_of(outcome, 0.0, ""))
+        redis = self._store.redis
+        for job_id in await redis.zrangebyscore(scripts.DEADLINES, "-inf", clock(), start=0, num=1000):
+            outcome = expired()
+            await self._store.finish(job_id, outcome, self._ttl_s, increments_of(outcome, 0.0, ""))
 
     async def repair(self) -> int:
         """Send again every waiting job whose message is lost, or stuck with a worker; return how many."""

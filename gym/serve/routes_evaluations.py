@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import AsyncIterator
 from typing import Annotated, Any
 
@@ -17,6 +18,7 @@ from drk.gym.serve.desk import Desk, Item, aside
 from drk.gym.serve.jobs import TERMINAL, make_id
 from drk.gym.serve.refusals import Refusal
 from drk.gym.serve.tokens import Principal
+from drk.gym.wire import candidate_id, task_id
 
 router = APIRouter(prefix="/v1", tags=["native"])
 JobId = Annotated[str, Path(pattern=r"^[A-Za-z0-9._:-]{1,128}$")]
@@ -26,6 +28,7 @@ READ_ERRORS = error_responses("invalid_request", "not_found")
 ACCEPTED: dict[str, Any] = {"description": "Accepted, not finished yet."}
 UNFINISHED: dict[str, Any] = {"description": "Not finished yet."}
 BEAT_S = 15.0
+LOOK_S = 2.0
 PAGE = 200
 
 
@@ -76,20 +79,24 @@ async def submit_batch(body: BatchBody, who: Evaluator, desk: Front, size_bytes:
     """Accept many evaluations, all or none."""
     if len(body.items) > desk.settings.batch_limit:
         raise Refusal("invalid_request", f"a batch has at most {desk.settings.batch_limit} items")
-    items = await aside(size_bytes, _read_items, desk, body)
+    items, content = await aside(size_bytes, _read_items, desk, body)
     nonce = body.idempotency_key or secrets.token_hex(16)
-    batch = make_id(who.name, nonce, "batch")
+    batch = make_id(who.name, nonce, "batch", content)
     options = Options(**{**body.model_dump(include=set(Options.model_fields)), "idempotency_key": nonce})
     ids = await desk.submit(who, items, options, batch=batch)
     return {"batch_id": batch, "total": len(ids), "job_ids": ids, "events": f"/v1/batches/{batch}/events"}
 
 
-def _read_items(desk: Desk, body: BatchBody) -> list[Item]:
+def _read_items(desk: Desk, body: BatchBody) -> tuple[list[Item], str]:
+    """Return a batch's items, and a digest of them: the same key with other items is another batch."""
     tasks = {name: desk.read_task(data) for name, data in body.tasks.items()}
     for row in body.items:
         if row.task not in tasks:
             raise Refusal("invalid_request", f"items: there is no task {row.task!r} in this batch")
-    return [Item("evaluation", tasks[row.task], desk.read_candidate(row.candidate)) for row in body.items]
+    ids = {name: task_id(task) for name, task in tasks.items()}
+    rows = [(row.task, desk.read_candidate(row.candidate)) for row in body.items]
+    content = json.dumps([[ids[name], candidate_id(candidate)] for name, candidate in rows])
+    return [Item("evaluation", tasks[name], candidate) for name, candidate in rows], make_id("", "", content)
 
 
 async def _visible_batch(desk: Desk, who: Principal, batch_id: str) -> dict[str, str]:
@@ -132,18 +139,22 @@ async def _events(desk: Desk, batch_id: str, total: int, last: str, request: Req
     stream = scripts.batch_key(batch_id)
     redis = desk.store.redis
     sent = 0 if last == "0-0" else len(await redis.xrange(stream, "-", last))
-    while sent < total:
-        answer = await desk.store.streams.xread({stream: last}, count=PAGE, block=int(BEAT_S * 1000))
+    told_at = time.monotonic()
+    while sent < total and not desk.feed.closing:
+        answer = await desk.store.streams.xread({stream: last}, count=PAGE, block=int(LOOK_S * 1000))
         entries = answer[0][1] if answer else []
         results = await desk.store.results([fields["job"] for _, fields in entries])
         for (last, fields), result in zip(entries, results, strict=True):  # noqa: PLR1704 - where to go on from
             sent += 1
             data = json.dumps({"index": int(fields["index"]), "finished": sent, "total": total, "result": result})
             yield f"id: {last}\nevent: result\ndata: {data}\n\n"
-        if not entries:
-            yield ": still working\n\n"
+        if entries or time.monotonic() > told_at + BEAT_S:
+            told_at = time.monotonic()
+            yield "" if entries else ": still working\n\n"
         if await request.is_disconnected():
             return
+    if sent < total:
+        return  # the server ends; its clients go on from their last event at the next one
     yield f"event: end\ndata: {json.dumps({'total': total})}\n\n"
 
 

@@ -2,7 +2,8 @@
 
 A job is ``waiting``, ``running``, or has a result; a result is written once (SET NX) together with the batch's event,
 the counters and the owner's quota, so that a death between the two cannot strand a batch, and a second writer loses.
-``waiting`` and ``running`` are sorted sets (score: when submitted, when started) beside the job's hash.
+``waiting`` and ``running`` are sorted sets (score: when submitted, when started) beside the job's hash; ``deadlines``
+holds the same jobs as ``waiting``, by when they expire.
 
 Scripts build key names themselves: one Redis, no Cluster.
 """
@@ -15,6 +16,7 @@ RUNNING = "drk:running"
 WORKERS = "drk:workers"
 CLASSES = "drk:classes"
 OPEN = "drk:open"
+DEADLINES = "drk:deadlines"
 DONE = "drk:done"
 METRICS = "drk:metrics"
 DRAINING = "drk:draining"
@@ -73,7 +75,9 @@ end
 if #new == 0 then return {'exists'} end
 local missing = {}
 for _, task in ipairs(cjson.decode(ARGV[9])) do
-  if redis.call('EXPIRE', 'drk:task:' .. task, ttl) == 0 then missing[#missing + 1] = task end
+  local left = redis.call('TTL', 'drk:task:' .. task)
+  if left == -2 then missing[#missing + 1] = task
+  elseif left < tonumber(ttl) then redis.call('EXPIRE', 'drk:task:' .. task, ttl) end
 end
 if #missing > 0 then return {'tasks', missing} end
 if redis.call('EXISTS', 'drk:draining') == 1 then return {'draining'} end
@@ -102,6 +106,7 @@ for _, job in ipairs(new) do
     'attempts', '0', 'deaths', '0', unpack(flat))
   redis.call('EXPIRE', 'drk:job:' .. job.id, ttl)
   redis.call('ZADD', 'drk:waiting', now, job.id)
+  redis.call('ZADD', 'drk:deadlines', job.queue_deadline, job.id)
   ids[#ids + 1] = job.id
   if job.cache ~= '' and redis.call('EXISTS', 'drk:cache:' .. job.cache) == 1 then kept[#kept + 1] = job.id end
 end
@@ -131,6 +136,7 @@ if verb == 'run' then
   redis.call('HSET', key, 'state', 'running', 'worker', worker, 'claim', claim, 'started_at', now)
   redis.call('HINCRBY', key, 'attempts', 1)
   redis.call('ZREM', 'drk:waiting', id)
+  redis.call('ZREM', 'drk:deadlines', id)
   redis.call('ZADD', 'drk:running', now, id)
 end
 local all = redis.call('HGETALL', key)
@@ -143,6 +149,7 @@ FINISH = """
 local id, state, ttl = ARGV[1], ARGV[2], ARGV[4]
 if not redis.call('SET', 'drk:result:' .. id, ARGV[3], 'NX', 'EX', ttl) then return 0 end
 redis.call('ZREM', 'drk:waiting', id)
+redis.call('ZREM', 'drk:deadlines', id)
 redis.call('ZREM', 'drk:running', id)
 redis.call('XADD', 'drk:done', 'MAXLEN', '~', 20000, '*', 'job', id, 'state', state)
 for name, value in pairs(cjson.decode(ARGV[6])) do redis.call('HINCRBYFLOAT', 'drk:metrics', name, value) end
@@ -165,7 +172,7 @@ return 1
 """
 
 REQUEUE = """
--- ARGV: id, worker that is gone, most deaths. Returns '' (moved on by itself), 'poison', or the queue and priority
+-- ARGV: id, worker that is gone, most deaths, now. Returns '' (moved on by itself), 'poison', or queue and priority
 local id, key = ARGV[1], 'drk:job:' .. ARGV[1]
 if redis.call('HGET', key, 'state') ~= 'running' or redis.call('HGET', key, 'worker') ~= ARGV[2] then return {''} end
 redis.call('HINCRBY', 'drk:metrics', 'worker_deaths', 1)
@@ -173,6 +180,10 @@ if redis.call('HINCRBY', key, 'deaths', 1) >= tonumber(ARGV[3]) then return {'po
 redis.call('HSET', key, 'state', 'waiting', 'worker', '', 'claim', '')
 redis.call('ZREM', 'drk:running', id)
 redis.call('ZADD', 'drk:waiting', redis.call('HGET', key, 'submitted_at'), id)
+-- It began in time once, so it gets at least as long again to begin as it may run.
+local again = tonumber(ARGV[4]) + tonumber(redis.call('HGET', key, 'run_s'))
+if tonumber(redis.call('HGET', key, 'queue_deadline')) < again then redis.call('HSET', key, 'queue_deadline', again) end
+redis.call('ZADD', 'drk:deadlines', redis.call('HGET', key, 'queue_deadline'), id)
 return {'requeued', redis.call('HGET', key, 'queue'), redis.call('HGET', key, 'priority')}
 """
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import os
 import resource
 import signal
+import socket
 import sys
 
 import uvicorn
+from fastapi import FastAPI
 
 from drk.gym.sandbox import protect_process
 from drk.gym.sandbox.syscalls import PR_SET_PDEATHSIG, prctl
@@ -36,8 +38,9 @@ def main() -> None:
     sys.setswitchinterval(SWITCH_S)
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))  # a connection for each waiting request
-    uvicorn.run(
-        create_app(settings),
+    app = create_app(settings)
+    config = uvicorn.Config(
+        app,
         host=settings.host,
         port=settings.port,
         http=protocol_with_deadline(settings.header_s),
@@ -50,6 +53,20 @@ def main() -> None:
         timeout_keep_alive=30,
         timeout_graceful_shutdown=SHUTDOWN_S,
     )
+    Server(config, app).run()
+
+
+class Server(uvicorn.Server):
+    """Uvicorn's server, but requests that wait for a job are answered when it ends: with the job, not its result."""
+
+    def __init__(self, config: uvicorn.Config, app: FastAPI) -> None:
+        super().__init__(config)
+        self._app = app
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Wake who waits, then end as usual."""
+        self._app.state.desk.feed.close()
+        await super().shutdown(sockets)
 
 
 if __name__ == "__main__":

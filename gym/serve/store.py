@@ -7,6 +7,7 @@ the API answers 503 and its callers retry with the same idempotency key.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -16,7 +17,7 @@ from redis.asyncio.retry import Retry
 from redis.backoff import ExponentialBackoff
 
 from drk.gym.serve import scripts
-from drk.gym.serve.jobs import Job, Outcome, clock
+from drk.gym.serve.jobs import Job, Outcome, clock, result_text
 from drk.gym.serve.settings import MAX_DEATHS
 
 CONNECTIONS = 32
@@ -98,6 +99,9 @@ class Store:
         ``draining``, ``full``, ``quota`` or ``rate``.
         """
         texts = tasks or {}
+        # Whatever a job needs is kept until it must have ended, and then as long as its result.
+        open_s = max((job.queue_deadline - clock() + (MAX_DEATHS + 1) * job.run_s for job in jobs), default=0.0)
+        held_s = ttl_s + max(math.ceil(open_s), 0)
         args: list[Any] = [
             json.dumps([job.fields() for job in jobs]),
             clock(),
@@ -105,7 +109,7 @@ class Store:
             owner,
             admission.open_limit,
             admission.per_minute,
-            ttl_s,
+            held_s,
             json.dumps(batch) if batch else "",
             json.dumps(list(texts)),
         ]
@@ -114,7 +118,7 @@ class Store:
             if verb != "tasks":
                 return Submission(str(verb), *(tuple(ids) for ids in lists))
             for name in lists[0]:
-                await self.put_task(name, texts[name], ttl_s)
+                await self.put_task(name, texts[name], held_s)
 
     async def finish(
         self, job_id: str, outcome: Outcome, ttl_s: int, increments: Mapping[str, float], worker: str = ""
@@ -123,7 +127,7 @@ class Store:
         fields = await self.job(job_id)
         now = clock()
         result = outcome.to_json({**fields, "id": job_id}, worker, now)
-        return await self.finish_raw(job_id, outcome.state, json.dumps(result), ttl_s, increments)
+        return await self.finish_raw(job_id, outcome.state, result_text(result), ttl_s, increments)
 
     async def finish_raw(
         self, job_id: str, state: str, result: str, ttl_s: int, increments: Mapping[str, float]
@@ -165,7 +169,7 @@ class Store:
 
     async def requeue(self, job_id: str, worker: str) -> list[str]:
         """Take a job from a worker that is gone: see :data:`.scripts.REQUEUE`."""
-        return list(await self._requeue(args=[job_id, worker, MAX_DEATHS]))
+        return list(await self._requeue(args=[job_id, worker, MAX_DEATHS, clock()]))
 
     async def batch(self, batch_id: str) -> dict[str, str]:
         """Return a batch's owner, total and finished; empty when there is none."""

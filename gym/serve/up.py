@@ -1,7 +1,8 @@
 """The parent of a service on one machine: embedded Valkey (or not), workers, API; whatever dies is started again.
 
 It imports neither torch nor FastAPI, and runs nothing itself. Children are bound to it: when it is killed, they go.
-Ending: SIGTERM or Ctrl-C stops the API, lets workers finish what runs (up to ``grace_s``), then stops Valkey.
+Ending: SIGTERM or Ctrl-C stops the API, lets workers finish what runs (up to ``grace_s``), then stops Valkey. A second
+one ends what still runs at once; its jobs are kept and run again at the next start.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ class Household:
         self._tell = tell
         self._grace_s = grace_s
         self.stop = threading.Event()
+        self._hurry = threading.Event()
 
     def run(self) -> None:
         """Keep everything running until :attr:`stop` is set or a signal asks for the end."""
@@ -86,6 +88,8 @@ class Household:
                 signal.signal(number, handler)
 
     def _on_signal(self, *_: object) -> None:
+        if self.stop.is_set():
+            self._hurry.set()
         self.stop.set()
 
     def _mend(self) -> None:
@@ -118,9 +122,9 @@ class Household:
         deadline = time.monotonic() + self._grace_s
         for child in running:
             assert child.process is not None
-            try:
-                child.process.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
+            while child.process.poll() is None and time.monotonic() < deadline and not self._hurry.is_set():
+                self._hurry.wait(POLL_S / 4)
+            if child.process.poll() is None:
                 self._tell(f"{child.name} did not end in time; what it ran will be run again")
                 child.process.kill()
                 child.process.wait()

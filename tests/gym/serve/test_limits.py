@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import json
 import os
+import signal
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import httpx
 import pytest
-from gym_service import free_port
+from gym_service import RIGHT, TASK, free_port
 
 from drk.gym.serve.settings import VARIABLE, ServeSettings, to_environment
 
 
-@pytest.fixture(scope="module")
-def server(valkey_url) -> Iterator[tuple[int, int]]:
+@contextmanager
+def api_process(valkey_url: str) -> Iterator[tuple[int, int]]:
     """Start an API process with short deadlines; give its port and pid."""
     port = free_port()
     settings = ServeSettings(
@@ -34,7 +37,13 @@ def server(valkey_url) -> Iterator[tuple[int, int]]:
             time.sleep(0.1)
     yield port, process.pid
     process.terminate()
-    process.wait(20)
+    process.wait(60)
+
+
+@pytest.fixture(scope="module")
+def server(valkey_url) -> Iterator[tuple[int, int]]:
+    with api_process(valkey_url) as found:
+        yield found
 
 
 def talk(port: int, *parts: bytes) -> bytes:
@@ -59,6 +68,20 @@ HEAD = b"POST /v1/evaluations HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: appli
 def test_headers_that_never_end(server) -> None:
     assert talk(server[0], b"GET /health HTTP/1.1\r\nHost: 127.0.0.1\r\nX-Slow: ").startswith(b"HTTP/1.1 408")
     assert talk(server[0]).startswith(b"HTTP/1.1 408")
+
+
+def test_later_headers_that_never_end(server) -> None:
+    whole = b"GET /ready HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    with socket.create_connection(("127.0.0.1", server[0]), timeout=20) as connection:
+        connection.sendall(whole)
+        answer = connection.recv(65536)
+        while not answer.endswith(b"}"):
+            answer += connection.recv(65536)
+        connection.sendall(whole[:-4])
+        found = b""
+        while data := connection.recv(65536):
+            found += data
+    assert found.startswith(b"HTTP/1.1 408")
 
 
 def test_a_body_that_never_ends(server) -> None:
@@ -98,6 +121,23 @@ def test_the_server_still_works(server) -> None:
 def test_a_foreign_host_name_is_refused(server) -> None:
     answer = httpx.get(f"http://127.0.0.1:{server[0]}/v1/status", headers={"Host": "gym.example"})
     assert answer.status_code == 403
+    answer = httpx.get(f"http://127.0.0.1:{server[0]}/v1/status", headers={"Origin": "http://127.0.0.1:3000"})
+    assert answer.status_code == 403
+
+
+def test_who_waits_is_answered_when_the_server_ends(valkey_url) -> None:
+    body = json.dumps({"task": TASK, "candidate": {"source": RIGHT}, "wait_s": 600}).encode()
+    with (
+        api_process(valkey_url) as (port, pid),
+        socket.create_connection(("127.0.0.1", port), timeout=60) as connection,
+    ):
+        connection.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        deadline = time.monotonic() + 60
+        while httpx.get(f"http://127.0.0.1:{port}/v1/status").json()["waiting"] < 1:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        os.kill(pid, signal.SIGTERM)
+        assert connection.recv(65536).startswith(b"HTTP/1.1 202")
 
 
 def test_secrets_are_on_no_command_line_and_cannot_be_inspected(server, valkey_url) -> None:

@@ -108,6 +108,16 @@ async def test_a_waiting_job_expires(store, overseer) -> None:
     assert results[1] is None
 
 
+async def test_a_deadline_is_kept_behind_a_long_queue_and_after_a_death(store, ledger, overseer) -> None:
+    await store.submit([job(f"n{n}") for n in range(300)], "me", ROOMY, 60)
+    await store.submit([job("late", deadline_s=-1), job("started", deadline_s=20)], "me", ROOMY, 60)
+    assert ledger.claim("started")[0] == "run"
+    await overseer.tick()
+    assert (await store.results(["late"]))[0]["state"] == "expired"
+    deadline = await store.redis.zscore(scripts.DEADLINES, "started")
+    assert deadline > clock() + 25, "its worker was dead: it waits again, and gets time for it"
+
+
 async def test_the_longest_waiting_are_promoted_once(store, overseer, monkeypatch) -> None:
     monkeypatch.setattr(module, "PROMOTE_AFTER_S", -1.0)
     await store.submit([job("first", priority=9)], "me", ROOMY, 60)

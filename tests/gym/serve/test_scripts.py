@@ -123,6 +123,27 @@ async def test_good_results_are_kept_by_content_and_errors_are_not(store, ledger
     assert await store.cached("k2") is None
 
 
+async def test_a_job_is_kept_until_its_deadline_and_its_result_after_it(store, ledger) -> None:
+    patient = job(queue_deadline=clock() + 3 * 86400, task_id="t")
+    assert (await store.submit([patient], "me", ROOMY, 60, tasks={"t": "{}"})).verb == "queued"
+    for key in (scripts.job_key("a"), scripts.task_key("t")):
+        assert await store.redis.ttl(key) > 3 * 86400, key
+    await store.submit([job("b", task_id="t")], "me", ROOMY, 60, tasks={"t": "{}"})
+    assert await store.redis.ttl(scripts.task_key("t")) > 3 * 86400, "another job does not shorten it"
+    ledger.finish(ledger.claim("a")[1], DONE, 60, 60, {})
+    assert await store.redis.ttl(scripts.job_key("a")) <= 60
+
+
+async def test_results_are_json_for_every_parser(store, ledger) -> None:
+    await store.submit([job()], "me", ROOMY, 60)
+    cells = [{"rms": float("inf"), "max": float("nan"), "name": "draw 0"}]
+    ledger.finish(ledger.claim("a")[1], replace(DONE, verdict={"status": "rejected", "cells": cells}), 60, 60, {})
+    text = await store.result_text("a")
+    assert "Infinity" not in text
+    assert "NaN" not in text
+    assert json.loads(text)["verdict"]["cells"] == [{"rms": None, "max": None, "name": "draw 0"}]
+
+
 async def test_everything_expires(store, ledger) -> None:
     await store.put_task("t", "{}", 60)
     await store.submit([job(batch="b1")], "me", ROOMY, 60, {"id": "b1", "total": 1})
