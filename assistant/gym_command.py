@@ -12,6 +12,7 @@ import importlib.util
 import ipaddress
 import os
 import re
+import socket
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -140,6 +141,27 @@ def check_access(host: str, tokens_file: Path, *, insecure_local: bool) -> None:
         )
 
 
+def check_port(host: str, port: int) -> None:
+    """Make sure that a server could listen there, rather than have it fail again and again.
+
+    Raises:
+        EnvironmentFault: it could not.
+    """
+    try:
+        families = {(row[0], row[4]) for row in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)}
+        for family, address in families:
+            with socket.socket(family, socket.SOCK_STREAM) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                probe.bind(address)
+    except OSError as error:
+        raise EnvironmentFault(
+            f"cannot listen on {host}:{port}",
+            kind="address",
+            cause=error.strerror or str(error),
+            help="stop what listens there, or choose another --port",
+        ) from error
+
+
 def _worker_settings(
     devices: Sequence[tuple[str, str]], each: int, redis_url: str, slots: int | None, **options: Any
 ) -> list[WorkerSettings]:
@@ -193,6 +215,9 @@ def up_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     require_serve()
     tokens_file = tokens or default_tokens_file()
     check_access(host, tokens_file, insecure_local=insecure_local)
+    check_port(host, port)
+    if not is_loopback(host):
+        console_from(ctx).warn("tokens and sources travel unencrypted; put a proxy with TLS before this server")
     both: dict[str, Any] = {"sandbox": sandbox, "run_s": run_deadline_s}
     serving = {
         "host": host,

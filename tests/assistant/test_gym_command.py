@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import socket
 import sys
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from drk.assistant import gym_command
 from drk.assistant.cli import run
 from drk.assistant.errors import EnvironmentFault, UsageError
 from drk.assistant.gym_address import gym_url, launch_ahead, open_gym
-from drk.assistant.gym_command import check_access, choose_devices, is_loopback
+from drk.assistant.gym_command import check_access, check_port, choose_devices, fitting_slots, is_loopback
 from drk.gym.devices import Gpu
 from drk.gym.engine import Gym
 from drk.gym.errors import HostError
@@ -64,6 +65,24 @@ def test_nothing_is_opened_to_strangers(tmp_path) -> None:
 
 
 @NEEDS_SERVER
+def test_an_address_that_is_taken_is_told_before_anything_starts() -> None:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(EnvironmentFault, match=f"cannot listen on 127.0.0.1:{port}"):
+            check_port("127.0.0.1", port)
+    check_port("127.0.0.1", port)
+    with pytest.raises(EnvironmentFault, match="cannot listen"):
+        check_port("198.51.100.7", port)
+
+
+def test_slots_fit_the_cores() -> None:
+    assert fitting_slots("interpret", 1, 64) == 3
+    assert [fitting_slots("cuda:0", workers, 16) for workers in (1, 2, 8)] == [14, 7, 3]
+    assert fitting_slots("cuda:0", 1, 2) == 3
+
+
 def test_up_refuses_in_the_usual_form(capsys) -> None:
     assert run(["gym", "up", "--host", "0.0.0.0"]) == 2
     assert "error: nobody has a token for this gym" in capsys.readouterr().err
