@@ -17,6 +17,8 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
+WRAPPED = ("capture_begin", "capture_end", "replay")
+
 
 class GraphWatch:
     """Which module each graph is of. ``recorder`` is the :class:`drk.assistant.profile_hooks.ProfileRecorder`."""
@@ -38,8 +40,8 @@ class GraphWatch:
             self._roots[graph] = entry
 
     def watch(self, graph_class: Any) -> None:
-        """Wrap the class ``torch.cuda.CUDAGraph``, once."""
-        if self._restore is not None:
+        """Wrap the class ``torch.cuda.CUDAGraph``, once; what stands in for it where there is no GPU is left alone."""
+        if self._restore is not None or not all(hasattr(graph_class, name) for name in WRAPPED):
             return
         begin, end, replay = graph_class.capture_begin, graph_class.capture_end, graph_class.replay
 

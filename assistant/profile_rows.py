@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TypeVar
 
 from drk.assistant.profile_recording import RecordedModule, Recording, plain_path
@@ -22,6 +23,7 @@ from drk.assistant.report_source import SourcePlaces
 MAX_KERNEL_ROWS = 300
 MAX_MODULE_ROWS = 2_000
 MAX_STEPS_KEPT = 200
+PACKAGE_FOLDERS = frozenset(("site-packages", "dist-packages"))
 Key = TypeVar("Key")
 
 
@@ -186,7 +188,8 @@ def _module_row(module: RecordedModule, slices: list[Slice], ground: Ground) -> 
 
 
 def _is_own(file: str, ground: Ground) -> bool:
-    return bool(file) and file.startswith(ground.own_prefixes)
+    installed = PACKAGE_FOLDERS & set(Path(file).parts)  # a project's virtual environment lies within its folder
+    return bool(file) and file.startswith(ground.own_prefixes) and not installed
 
 
 def _depth(number: int, ground: Ground) -> int:

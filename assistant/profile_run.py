@@ -180,7 +180,7 @@ def profile_target(task: Task, target: str, settings: Settings, wanted: Wanted) 
             window_s=WINDOW_S,
             clean_s=CLEAN_S,
             memory_bytes=MEMORY_BYTES,
-            threads=os.cpu_count() or 1,
+            threads=_threads(),
         )
         write_request(folder, request)
         environment = zygote_environment("gpu")
@@ -217,6 +217,12 @@ def _gpu(device: str) -> Gpu | None:
         told = ", ".join(f"cuda:{gpu.index} ({gpu.name})" for gpu in gpus) or "none"
         raise EnvironmentFault(f"there is no {device}", kind="device", cause=f"GPUs of this machine: {told}")
     return found[0]
+
+
+def _threads() -> int:
+    """Return the number of threads that torch would take by itself."""
+    told = os.environ.get("OMP_NUM_THREADS", "")
+    return int(told) if told.isdecimal() and int(told) else os.cpu_count() or 1
 
 
 def _meta(task: Task) -> dict[str, Any]:

@@ -201,3 +201,17 @@ def test_a_gpu_whose_kernels_were_not_seen_is_told() -> None:
     assert "NVIDIA H200" in report.warnings[0]
     assert "saw no kernel" in report.warnings[0]
     assert "kernels could not be recorded" in render_text(report)
+
+
+def test_classes_of_a_virtual_environment_inside_the_project_are_not_the_users_own(tmp_path) -> None:
+    def place(folder):
+        file = tmp_path / folder / "linear.py"
+        file.parent.mkdir(parents=True)
+        file.write_text("class Linear:\n    pass\n")
+        linear = RecordedModule(1, 0, 0, "fc", "Linear", str(file), 0, 4)
+        told = recording(modules=(recording().modules[0], linear))
+        asked = Asked("id", "net", tmp_path, METHOD)
+        return build_report(told, analyse(gpu_events(2), told.step_root), asked).module("Net.fc").place
+
+    assert place("layers").line == 1
+    assert place(".venv/lib/python3.11/site-packages/torch") is None

@@ -100,6 +100,16 @@ def test_a_graph_without_a_module_is_replayed_as_ever(recorder, capturing) -> No
     assert recorder.all_entries[0].calls == 1
 
 
+def test_what_stands_in_for_graphs_without_a_gpu_is_left_alone(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: None)
+    recorder = ProfileRecorder(tmp_path, 3, 600.0, on_gpu=False)
+    restore = watch(nn.Module, recorder)
+    nn.Linear(2, 2)(torch.randn(1, 2))
+    restore()
+    recorder.finish()
+    assert recorder.notes == []
+
+
 class FakeEvent:
     made = 0
 
