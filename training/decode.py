@@ -10,7 +10,8 @@ and draws by inverting the cumulative distribution with one uniform number a tok
 
 Honest limits: shapes that :mod:`drk.training.decode_model` knows; no autocast (weights are used as they are). The cache
 takes at most :data:`MEMORY_SHARE` of the memory that is free, and is kept until :meth:`Decoder.release`. Where
-capturing fails steps are launched one by one, and ``stats.cause`` says why.
+capturing fails steps are launched one by one, and ``stats.cause`` says why; ``stats.kernel_fault`` tells the same of
+the kernels of :mod:`drk.training.decode_kernels`, which are compared with torch before they are used.
 """
 
 from __future__ import annotations
@@ -37,6 +38,8 @@ from drk.training.sampling import Prompt, Sampled
 
 MEMORY_SHARE = 0.35
 """Of the GPU's free memory, for keys and values."""
+TRIAL_PLACES = 80
+"""Places of the cache in the kernels' trial: more than a tile's."""
 
 
 class Decoder:
@@ -65,6 +68,10 @@ class Decoder:
     def takes(self, device: torch.device) -> bool:
         """Return whether it is of use on ``device``: where steps are captured, or were asked to be made without."""
         return device.type == "cuda" or self._wants_graphs is False
+
+    def count_anew(self) -> None:
+        """Begin new figures. What does not work here stays known."""
+        self.stats = DecodeStats(cause=self.stats.cause, kernel_fault=self.stats.kernel_fault)
 
     def release(self) -> None:
         """Give the cache and the graphs back; the next call makes them anew."""
@@ -114,7 +121,9 @@ class Decoder:
 
     def _prepare(self, model: Any, prompts: Sequence[Prompt], temperature: float, stop_ids: frozenset[int]) -> None:
         """Have a cache with room for the longest prompt with its answer, and no graph of other weights."""
-        forward = Forward(model, self._operations or operations_for(next(model.parameters()).device))
+        if self._operations is None:
+            self._operations, self.stats.kernel_fault = operations_for(model)
+        forward = Forward(model, self._operations)
         drawing = (temperature, tuple(sorted(stop_ids)))
         if forward.addresses() != self._addresses or drawing != self._drawing or self._forward is None:
             self._graphs.clear()
@@ -212,7 +221,35 @@ def _same_kind(cache: Cache, forward: Forward) -> bool:
     ) == (forward.key_heads, forward.size, forward.layers)  # fmt: skip
 
 
-def operations_for(device: torch.device) -> Operations:
-    """Return what is fastest on ``device``."""
-    del device
-    return TorchOperations()
+def operations_for(model: Any) -> tuple[Operations, str]:
+    """Return what layers compute with on the model's device, and why that is not Triton's kernels on a GPU.
+
+    The kernels are tried first, in a step of two rows that torch makes as well: what they cannot do here, or do
+    otherwise than torch, is left to torch.
+    """
+    if next(model.parameters()).device.type != "cuda":
+        return TorchOperations(), ""
+    try:
+        from drk.training.decode_kernels import KERNEL_FAULTS, TritonOperations  # Triton is there only on Linux
+    except ImportError as error:
+        return TorchOperations(), f"no Triton: {error}"
+    try:
+        cause = difference(model, TritonOperations())
+    except KERNEL_FAULTS as error:
+        cause = f"{type(error).__name__}: {str(error).strip()[:300]}"
+    return (TorchOperations(), cause) if cause else (TritonOperations(), "")
+
+
+def difference(model: Any, operations: Operations) -> str:
+    """Return how a step by ``operations`` differs from one by torch; empty where it does so by rounding only."""
+    generator = torch.Generator().manual_seed(0)
+    device, dtype = model.lm_head.weight.device, model.lm_head.weight.dtype
+    ids = torch.randint(0, model.config.vocab_size, (2, TRIAL_PLACES), generator=generator).to(device)
+    positions, found = torch.tensor([0, TRIAL_PLACES - 1], device=device), []
+    for forward in (Forward(model), Forward(model, operations)):
+        cache = forward.make_cache(2, 2 * TRIAL_PLACES)
+        forward.prefill(ids[:, :-1], torch.arange(2, device=device), cache)
+        found.append(forward.step(ids[:, -1], positions, cache, TRIAL_PLACES))
+    apart = float((found[1] - found[0]).abs().max() / found[0].abs().max())
+    # not a number is no rounding either
+    return "" if apart <= (1e-3 if dtype == torch.float32 else 5e-2) else f"kernels differ from torch by {apart:.1e}"

@@ -38,7 +38,8 @@ Heard = Callable[[int, Sampled], None]
 class DecodeStats:
     """What decoding took, summed over calls. ``tokens`` are those of answers, ``graphs`` those captured.
 
-    ``prefill_s`` and ``decode_s`` are the host's seconds, each up to a look at the device.
+    ``prefill_s`` and ``decode_s`` are the host's seconds, each up to a look at the device. ``cause`` tells why steps
+    are not captured, ``kernel_fault`` why torch does what kernels of ours should.
     """
 
     answers: int = 0
@@ -50,6 +51,7 @@ class DecodeStats:
     decode_s: float = 0.0
     capture_s: float = 0.0
     cause: str = ""
+    kernel_fault: str = ""
 
     def facts(self) -> dict[str, Any]:
         """Return the figures as JSON-able values, with tokens a second and milliseconds a step."""
@@ -110,7 +112,6 @@ class RowQueue:
                 row.left -= min(steps, row.left)
             self._collect()
             self._stats.decode_s += time.monotonic() - begun - (self._stats.capture_s - captured)
-        self._stats.answers += len(self._answers)
         return [self._answers[number] for number in range(len(self._prompts))]
 
     def _span(self, reach: int) -> int:
@@ -135,6 +136,8 @@ class RowQueue:
         for part in _parts(taken, self._prompts):
             self._read(part)
         self._put(taken)
+        if self._state.live.is_cuda:
+            torch.cuda.current_stream().synchronize()  # so that the time is this part's
         self._stats.prefill_s += time.monotonic() - begun
 
     def _read(self, taken: Sequence[tuple[int, int]]) -> None:
@@ -195,6 +198,7 @@ class RowQueue:
             said = tuple(ids[place][:count])
             answer = Sampled(said, tuple(logps[place][:count]), said[-1] not in self._stops)
             self._stats.tokens += count
+            self._stats.answers += 1
             self._answers[number] = answer
             self._heard(number, answer)
 

@@ -4,14 +4,18 @@ Sampling is in this process, at any temperature (0: greedy); prompts, turns and 
 are those of :mod:`drk.gym.metrics` by turn and for the best of history, with the share of lazy answers (right, but
 doing less than half of the work themselves) and distinct answers. For published figures across models use ``drk eval``,
 whose protocol is fixed.
+
+All answers of a set (and turn) are sampled together; where nobody is timed on the GPU each is judged as soon as it is
+there. An answer that hangs costs its own limit (:mod:`drk.training.evaluation_gym`) and holds no other up.
 """
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +26,19 @@ from drk.gym.schema import Task, UserFunction
 from drk.training.answer_style import target_class
 from drk.training.backends import WaveBackend
 from drk.training.config import TrainConfig
+from drk.training.decode import Decoder
+from drk.training.evaluation_gym import NotingGym, open_evaluation_gym
 from drk.training.policy import load_policy
 from drk.training.prompting import Prompter, PromptSettings, PromptTooLong, stop_ids
-from drk.training.rl import open_gym, open_session
-from drk.training.rollout import RolloutItem, Trajectory, TurnSample
+from drk.training.rl import Session, open_session
+from drk.training.rollout import Clock, Collector, RolloutItem, Trajectory, TurnSample
 
 LAZY_COVERAGE = 0.5
 FAST = (1.0, 1.2, 1.5)
+PATIENCE_S = 20.0
+"""A fault of the host is retried for so long, at most: a set must not wait for one answer."""
+TELL_S = 10.0
+"""Seconds between two lines about a set that is under way."""
 
 
 @dataclass(frozen=True)
@@ -58,45 +68,100 @@ def measure(
     seed: int = 7,
     minutes: float = 0.0,
     tell: Callable[[str, Measured], None] = lambda *_: None,
+    say: Callable[[str], None] = lambda _: None,
 ) -> dict[str, Measured]:
     """Return figures for each set of tasks; ``config`` names the model, prompts, turns and gym.
 
-    ``minutes`` above 0 leaves out sets whose turn has not come by then; ``tell`` hears of each set when it is there.
+    ``minutes`` above 0 leaves out sets whose turn has not come by then, and answers that are not judged by then;
+    ``tell`` hears of each set when it is there, ``say`` gets lines about what is under way.
 
     Raises:
         TrainingError: the model cannot be loaded or sampled from.
         HostError: the gym cannot be opened.
     """
+    begun, found = time.monotonic(), dict[str, Measured]()
     model, tokenizer = load_policy(config.model.path, config.model)
     model.to("cuda" if torch.cuda.is_available() else "cpu")
-    settings = PromptSettings(
-        config.prompt.templates, config.prompt.policy, config.model.context_tokens, config.rollout.max_new_tokens
-    )
-    prompter = Prompter(tokenizer, settings)
-    backend = WaveBackend(
-        lambda: model,
-        temperature=temperature,
-        stop_ids=stop_ids(tokenizer, model),
-        pad_id=tokenizer.pad_token_id,
-        batch_rows=config.rollout.batch_rows,
-    )
-    begun, found = time.monotonic(), {}
-    with open_session(config, open_gym) as session:
-        collector = session.collector(backend, prompter, tokenizer)
+    config = replace(config, gym=replace(config.gym, patience_s=min(config.gym.patience_s, PATIENCE_S)))
+    with open_session(config, open_evaluation_gym) as session:
+        evaluation = _Evaluation(config, session, model, tokenizer, temperature, say)
+        say(f"the model and the gym are there after {time.monotonic() - begun:.1f} s")
         for name, tasks in sets.items():
-            if minutes and time.monotonic() - begun > 60 * minutes:
+            left_s = 60 * minutes - (time.monotonic() - begun) if minutes else math.inf
+            if left_s <= 0:
                 break
-            kept = [task for task in tasks if _fits(prompter, task)]
-            started, judged_s = time.monotonic(), session.judge.seconds
-            items = [RolloutItem(task, n, n * samples + k) for n, task in enumerate(kept) for k in range(samples)]
-            trajectories, clock = session.collect(collector, items, seed=seed)
-            figures = summarise(trajectories, config.rollout.turns) | choice_figures(trajectories)
-            figures |= {"too_long": len(tasks) - len(kept), "sampling_s": round(clock.sampling_s, 2)}
-            figures |= {"seconds": round(time.monotonic() - started, 2)}
-            figures |= {"judging_sum_s": round(session.judge.seconds - judged_s, 2)}
-            found[name] = Measured(figures, trajectories)
+            found[name] = evaluation.measured(name, tasks, samples=samples, seed=seed, left_s=left_s)
             tell(name, found[name])
     return found
+
+
+class _Evaluation:
+    """What all sets are measured with: one model, one sampler, one gym."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        session: Session,
+        model: Any,
+        tokenizer: Any,
+        temperature: float,
+        say: Callable[[str], None],
+    ) -> None:
+        prompt, rollout = config.prompt, config.rollout
+        self._config, self._session, self._tokenizer, self._say = config, session, tokenizer, say
+        self._prompter = Prompter(
+            tokenizer,
+            PromptSettings(prompt.templates, prompt.policy, config.model.context_tokens, rollout.max_new_tokens),
+        )
+        self._decoder = Decoder(rows=rollout.batch_rows)
+        self._backend = session.backend = WaveBackend(
+            lambda: model,
+            temperature=temperature,
+            stop_ids=stop_ids(tokenizer, model),
+            pad_id=tokenizer.pad_token_id,
+            batch_rows=rollout.batch_rows,
+            decoder=self._decoder,
+            early=not config.gym.timing or bool(config.gym.url),
+        )
+
+    def measured(self, name: str, tasks: Sequence[Task], *, samples: int, seed: int, left_s: float) -> Measured:
+        """Sample and judge one set."""
+        session, config = self._session, self._config
+        kept = [task for task in tasks if _fits(self._prompter, task)]
+        items = [RolloutItem(task, n, n * samples + k) for n, task in enumerate(kept) for k in range(samples)]
+        started, judged_s = time.monotonic(), session.judge.seconds
+        self._decoder.count_anew()
+        # all ask at once: whoever waited for a slot would be sampled in a wave of its own
+        slots = max(len(items), config.rollout.concurrency)
+        rollout = replace(
+            config.rollout, concurrency=slots, trajectory_timeout_s=min(left_s, config.rollout.trajectory_timeout_s)
+        )
+        collector = Collector(self._backend, session.judge, self._prompter, self._tokenizer, rollout, config.reward)
+        trajectories, clock = session.runner.run(self._watched(name, collector, items, seed))
+        seconds = time.monotonic() - started
+        figures = summarise(trajectories, config.rollout.turns) | choice_figures(trajectories)
+        figures |= {"too_long": len(tasks) - len(kept), "seconds": round(seconds, 2)}
+        figures |= {"sampling_s": round(clock.sampling_s, 2), "sampling": self._backend.facts()}
+        figures |= {"judging_sum_s": round(session.judge.seconds - judged_s, 2)}
+        if isinstance(session.gym, NotingGym):
+            figures["judging"] = session.gym.take()
+        return Measured(figures, trajectories)
+
+    async def _watched(
+        self, name: str, collector: Collector, items: Sequence[RolloutItem], seed: int
+    ) -> tuple[list[Trajectory], Clock]:
+        """Collect, and say now and then how far it is."""
+        begun = time.monotonic()
+        collecting = asyncio.create_task(collector.collect(items, seed=seed))
+        try:
+            while not (await asyncio.wait([collecting], timeout=TELL_S))[0]:
+                gym, answers = self._session.gym, self._decoder.stats.answers
+                judged = f"{gym.judged} judged" if isinstance(gym, NotingGym) else "judging elsewhere"
+                passed = time.monotonic() - begun
+                self._say(f"{name}: {passed:.0f} s, {len(items)} trajectories, {answers} answers decoded, {judged}")
+        finally:
+            collecting.cancel()  # nothing where it is done
+        return await collecting
 
 
 def summarise(trajectories: Sequence[Trajectory], turns: int) -> dict[str, Any]:

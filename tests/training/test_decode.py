@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,12 +16,13 @@ pytest.importorskip("transformers", reason="needs the train extra")
 
 from decode_parts import make_model
 
-from drk.training.decode import Decoder
-from drk.training.decode_model import why_not
+from drk.training.decode import Decoder, difference
+from drk.training.decode_model import TorchOperations, why_not
 from drk.training.sampling import Prompt, Sampled, sample
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::DeprecationWarning")
 STOP = frozenset([2, 7])
+CHECK = Path(__file__).parents[1] / "support" / "decode_kernels_check.py"
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -129,6 +134,7 @@ def test_graphs_say_what_plain_sampling_says_before_and_after_an_update(temperat
     decoder = Decoder(rows=64)
     before = decoder.sample(model, many, temperature=temperature, stop_ids=STOP)
     alike(before, sample(model, many, temperature=temperature, stop_ids=STOP, pad_id=0))
+    assert decoder.stats.kernel_fault == ""
     graphs = decoder.stats.graphs
     assert graphs >= 2, decoder.stats.cause
     train_a_little(model)
@@ -145,3 +151,22 @@ def alike(found: list[Sampled], wanted: list[Sampled]) -> None:
     for one, other in zip(found, wanted, strict=True):
         if one.ids == other.ids:
             assert one.logps == pytest.approx(other.logps, abs=1e-4)
+
+
+def test_the_kernels_compute_what_torch_does() -> None:
+    """Under the interpreter, in a process of its own: that is a switch for a whole process."""
+    done = subprocess.run(
+        [sys.executable, str(CHECK)],
+        env={**os.environ, "TRITON_INTERPRET": "1"}, capture_output=True, timeout=280, check=False,
+    )  # fmt: skip
+    assert done.stdout.decode().strip() == "alike", done.stderr.decode()[-2000:]
+
+
+def test_other_results_than_torchs_are_told() -> None:
+    class Wrong(TorchOperations):
+        def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
+            return gate * up
+
+    model = make_model()
+    assert difference(model, TorchOperations()) == ""
+    assert "differ from torch" in difference(model, Wrong())
