@@ -170,6 +170,9 @@ GPU_CURVES = ("coverage/mean", "speedup/mean", "fast@1/turn_1", "fast@1.2/turn_1
 """Metrics that only a run with measured speeds has."""
 
 
+SETS = ("in-distribution", "held-out", "long-chain", "handwritten")
+
+
 def _sets(options: argparse.Namespace) -> dict[str, Any]:
     rows, count = (8, 1) if options.dry_run else (0, options.count)
     families = ("pointwise",) if options.dry_run else ()
@@ -181,7 +184,8 @@ def _sets(options: argparse.Namespace) -> dict[str, Any]:
     sets: dict[str, Any] = {name: [one.task for one in tasks] for name, tasks in drawn.items()}
     written = file_tasks(HANDWRITTEN)
     sets["handwritten"] = written[:1] if options.dry_run else written
-    return sets
+    wanted = options.sets or list(sets)
+    return {name: sets[name] for name in wanted}
 
 
 def evaluate(options: argparse.Namespace) -> dict[str, Any]:
@@ -208,9 +212,14 @@ def evaluate(options: argparse.Namespace) -> dict[str, Any]:
         temperature=options.temperature,
         minutes=options.minutes,
         tell=tell,
+        say=_say,
     )
     seconds = time.monotonic() - begun
     return keep(options, f"eval-{label}", facts | {"sets": sets, "seconds": seconds, "rows": rows})
+
+
+def _say(line: str) -> None:
+    print(line, flush=True)
 
 
 def _row(one: Any) -> dict[str, Any]:
@@ -221,12 +230,13 @@ def _row(one: Any) -> dict[str, Any]:
 def stts(options: argparse.Namespace) -> dict[str, Any]:
     """Measure 1 to ``turns`` turns on the hand-written set, by each policy of history."""
     model = options.model or options.out / "sft" / "final"
-    sets = {"handwritten": _sets(options)["handwritten"]}
+    options.sets = ["handwritten"]
+    sets = _sets(options)
     found = {}
     for policy in ("append-all", "top-w"):
         values = {"model.path": str(model), "prompt.policy": policy, "run.output_dir": str(options.out)}
         config = settings(options, values | {"rollout.turns": 2 if options.dry_run else options.turns})
-        part = measure(config, sets, temperature=options.temperature or 1.0, minutes=options.minutes)
+        part = measure(config, sets, temperature=options.temperature or 1.0, minutes=options.minutes, say=_say)
         found[policy] = {name: one.figures for name, one in part.items()}
         keep(options, f"stts-{options.label or model.parent.name}", {"model": str(model), "policies": found})
     return keep(options, f"stts-{options.label or model.parent.name}", {"model": str(model), "policies": found})
@@ -255,6 +265,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--count", type=int, default=64, help="Generated tasks in each set of eval.")
+    parser.add_argument("--sets", nargs="+", choices=SETS, help="Sets of eval, in this order (default: all).")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)
