@@ -27,8 +27,9 @@ from drk.gym.errors import DeviceError, TaskError
 from drk.gym.inspection import Inspection
 from drk.gym.judge import Evaluation
 from drk.gym.kernels import ReferenceProfile, reference_profile
-from drk.gym.measure import PROFILE_RUNS, Finish, Measurement, measure_interpreted, profile_kernels
+from drk.gym.measure import Finish, Measurement
 from drk.gym.offline_compile import OfflineCompile
+from drk.gym.profiling import PROFILE_RUNS, measure_interpreted, profile_kernels
 from drk.gym.reference import ReferenceSession, task_files, usable
 from drk.gym.runner_handle import RunnerHandle, close_started
 from drk.gym.schema import Candidate, Task, Verdict

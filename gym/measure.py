@@ -2,7 +2,8 @@
 
 Each round draws one set of secret keys and times, in random order, the candidate and every baseline on the inputs
 that these keys give, each window on fresh values after a flush of the L2 cache. Ratios are taken within a round, so
-that clock drift cancels; the speed-up is their median with a bootstrap interval. All contestants of a round run on the
+that clock drift cancels; every few rounds all buffers are laid elsewhere, and the speed-up is the ratios' median with
+an interval from what these groups of rounds say (:mod:`drk.gym.statistics`). All contestants of a round run on the
 same core, and those that are not timed are stopped (:mod:`drk.gym.turns_on_core`). Rounds go on until the interval is
 narrow enough, the time is spent, or the maximum is reached. Two clocks are read: events in the Runner, and the
 Judge's own around each window; they have to agree.
@@ -26,7 +27,6 @@ from drk.gym.compile_baseline import CompileBaseline, compilers
 from drk.gym.draft import Stop
 from drk.gym.gpu_lock import GpuLock, GpuTurns
 from drk.gym.gpu_state import doubts, read_state
-from drk.gym.kernels import merge_kernels
 from drk.gym.reference import ReferenceSession, fetch
 from drk.gym.runner.sampling import DIGEST
 from drk.gym.runner_handle import RunnerHandle
@@ -45,7 +45,6 @@ Finish = Callable[[], Awaitable[None]]
 MAX_CALLS = 50
 LEAD_CALLS = 4
 """Calls at the head of a window that are not timed, where it holds twice as many."""
-PROFILE_RUNS = 5
 CLOCK_SLACK_MS = 0.5
 MAX_DISAGREEMENTS = 20
 LONG_WINDOW_MS = 20.0
@@ -53,7 +52,8 @@ MAX_REPEAT = 5000
 STRAIN_LIMIT = 1.5
 SECOND_LOOKS = 4
 CLOCK_PAUSE_S = 0.1
-SETTLE_EVERY = 5
+GROUP_ROUNDS = 4
+"""Rounds after which buffers are laid elsewhere."""
 HURRIED = 1.5
 CROWDED_S = 0.3
 """Rounds end after so long while others wait for the GPU; the verdict's interval says how well that went."""
@@ -62,24 +62,6 @@ BEATEN = 1.02
 EXCESS_LIMIT = 3.0
 REST_BYTES = 2 * 2**30
 UNHELD = "contestants could not be held on one processor core: another measurement may differ by more than the interval"
-
-
-async def measure_interpreted(evaluation: Evaluation, runner: RunnerHandle) -> None:
-    """Without a GPU: note the launches that the interpreter saw beside what offline compilation found."""
-    answer = await evaluation.ask(runner, "profile", "kernels", evaluation.settings.limits.run_s)
-    evaluation.draft.kernels = merge_kernels(evaluation.draft.kernels, answer.get("kernels", []))
-
-
-async def profile_kernels(evaluation: Evaluation, runner: RunnerHandle) -> None:
-    """Measure which kernels the device time goes to, and the candidate's own share of it (coverage)."""
-    keys = [secrets.randbits(62) for _ in range(PROFILE_RUNS)]
-    with evaluation.draft.stage("profile"):
-        answer = await evaluation.ask(runner, "profile", "profile", evaluation.settings.limits.run_s, keys=keys)
-    rows = answer.get("kernels")
-    evaluation.draft.kernels = merge_kernels([], rows if isinstance(rows, list) else [])
-    share = answer.get("coverage")
-    if isinstance(share, int | float) and 0.0 <= share <= 1.0:
-        evaluation.draft.coverage = float(share)
 
 
 def agree(event_ms: float, wall_ms: float) -> bool:
@@ -151,8 +133,10 @@ class Contest:
         self.compiled = compiled
         self.runner = runner
         self.forms: dict[str, tuple[RunnerHandle, str]] = {"eager": (session.handle, "eager")}
-        self.calls = 1
-        self.lead = 0
+        self.calls: dict[str, int] = {}
+        self.lead: dict[str, int] = {}
+        self.rounds = 0
+        self.groups: list[int] = []
         self.times_ms: dict[str, list[float]] = defaultdict(list)
         self.disagreed: dict[str, int] = defaultdict(int)
         self.clock_looks = 0
@@ -169,28 +153,25 @@ class Contest:
         return answer
 
     async def warm_up(self) -> None:
-        """Bring every contestant to its steady state and choose how many calls a window holds."""
+        """Bring every contestant to its steady state and choose how many calls a window of each holds."""
         await self._add_compiled()
         self.forms["candidate"] = (self.runner, "eager")
-        answers = [await self._warm("candidate")]
-        # The reference's Runner has been through this when the first candidate of its task was timed.
-        self.session.warm = self.session.warm or await self._warm("eager")
-        answers.append(self.session.warm)
-        latency_s = min(float(answer["latency_s"]) for answer in answers)
-        input_bytes = max(int(answer["input_bytes"]) for answer in answers)
-        wanted = math.ceil(self.timing.window_us * 1e-6 / max(latency_s, 1e-6))
-        room = 2**31 // max(input_bytes, 1)
-        self.calls = max(1, min(wanted, MAX_CALLS, room))
-        self.lead = min(LEAD_CALLS, self.calls // 2, max(room - self.calls, 0))
+        answers = {name: await self._warm(name) for name in self.forms}
+        room = 2**31 // max(*(int(answer["input_bytes"]) for answer in answers.values()), 1)
+        for name, answer in answers.items():
+            wanted = math.ceil(self.timing.window_us * 1e-6 / max(float(answer["latency_s"]), 1e-6))
+            self.calls[name] = max(1, min(wanted, MAX_CALLS, room))
+            self.lead[name] = min(LEAD_CALLS, self.calls[name] // 2, max(room - self.calls[name], 0))
 
     async def _add_compiled(self) -> None:
         if self.compiled is None:
             return
         handle, answer = self.compiled
-        if answer["ok"] and not self.session.compiled_warm:
+        if answer["ok"] and "compile" not in self.session.warm:
             limit_s = self.evaluation.settings.limits.compile_s
             answer = await handle.call("warm", limit_s, form="compile", key=secrets.randbits(62))
-            self.session.compiled_warm = bool(answer["ok"])
+            if answer["ok"]:
+                self.session.warm["compile"] = answer
         if answer["ok"]:
             self.forms["compile"] = (handle, "compile")
         else:
@@ -198,13 +179,17 @@ class Contest:
             self.evaluation.draft.notes.append(f"torch.compile fails on the reference, so it is no baseline: {note}")
 
     async def _warm(self, name: str) -> dict[str, Any]:
+        # The reference's Runners have been through this when the first candidate of their task was timed.
+        if name in self.session.warm:
+            return self.session.warm[name]
         limit_s = self.evaluation.settings.limits.compile_s
-        return await self._ask(name, "warm", limit_s, form="eager", key=secrets.randbits(62))
+        answer = await self._ask(name, "warm", limit_s, form="eager", key=secrets.randbits(62))
+        return answer if name == "candidate" else self.session.warm.setdefault(name, answer)
 
     async def run(self) -> None:
         """Take rounds until the slowest-settling interval is narrow enough."""
         pids = {name: handle.pid for name, (handle, _) in self.forms.items()}
-        with await asyncio.to_thread(TurnsOnCore, pids) as turns:
+        with await asyncio.to_thread(TurnsOnCore, pids, whole=bool(self.evaluation.task.grad)) as turns:
             await self._take_rounds(turns)
         if not turns.held:
             self.evaluation.draft.notes.append(UNHELD)
@@ -218,7 +203,7 @@ class Contest:
             if done < self.timing.min_pairs:
                 continue
             limit_s = min(self.timing.max_s, CROWDED_S) if self.owner.turns.waiting else self.timing.max_s
-            if time.monotonic() > start + limit_s or (done % SETTLE_EVERY == 0 and self._settled()):
+            if time.monotonic() > start + limit_s or (done % GROUP_ROUNDS == 0 and self._settled()):
                 return
 
     async def note_doubts(self) -> None:
@@ -246,13 +231,16 @@ class Contest:
             raise Stop("error", Failure("host", "unsteady", "the host is too busy to time anything"))
 
     def _settled(self) -> bool:
-        mine = self.times_ms["candidate"]
         # While others wait for the GPU, a somewhat wider interval must do; the verdict states it.
         halfwidth = self.timing.target_halfwidth * (HURRIED if self.owner.turns.waiting else 1.0)
-        ratios = {name: ratio_interval(self.times_ms[name], mine) for name in self.forms if name != "candidate"}
+        ratios = self._ratios()
         if all(settled(interval, halfwidth) for interval in ratios.values()):
             return True
         return self.timing.best_only and self._is_beaten(min(ratios.values(), key=lambda one: one.value))
+
+    def _ratios(self) -> dict[str, Interval]:
+        mine, names = self.times_ms["candidate"], [name for name in self.forms if name != "candidate"]
+        return {name: ratio_interval(self.times_ms[name], mine, self.groups) for name in names}
 
     def _is_beaten(self, headline: Interval) -> bool:
         """Whether the candidate clearly is not the one that is looked for, and say so in the verdict."""
@@ -264,28 +252,43 @@ class Contest:
         return True
 
     async def _round(self, turns: TurnsOnCore) -> None:
-        keys = [secrets.randbits(62) for _ in range(self.lead + self.calls)]
         names = list(self.forms)
         self.owner.random.shuffle(names)
         limit_s = self.evaluation.settings.limits.run_s
         times: dict[str, float] = {}
+        turns.let_go()
+        await self._prepare(names)
         turns.move()
         for name in names:
             turns.turn_of(name)
-            await self._ask(name, "prepare", limit_s, form=self.forms[name][1], keys=keys)
-            if name == "candidate":
-                self.window_keys = keys
             start = time.perf_counter()
-            answer = await self._ask(name, "go", limit_s, lead=self.lead)
+            answer = await self._ask(name, "go", limit_s, lead=self.lead[name])
             wall_ms = (time.perf_counter() - start) * 1e3
             event_ms, lead_ms = float(answer["event_ms"]), float(answer["lead_ms"])
             self.excess_ms[name].append(wall_ms - lead_ms - event_ms)
             if not (lead_ms >= 0.0 and event_ms > 0.0 and agree(lead_ms + event_ms, wall_ms)):
                 self.disagreed[name] += 1
                 return
-            times[name] = event_ms / self.calls
+            times[name] = event_ms / self.calls[name]
+        self.groups.append(self.rounds // GROUP_ROUNDS)
         for name, value in times.items():
             self.times_ms[name].append(value)
+
+    async def _prepare(self, names: list[str]) -> None:
+        """Have all contestants draw the inputs of a round at once: the same values, as many as each needs."""
+        keys = [secrets.randbits(62) for _ in range(max(self.lead[name] + self.calls[name] for name in names))]
+        place = {} if self.rounds % GROUP_ROUNDS else {"place": secrets.randbits(30)}
+        self.rounds += 1
+        self.window_keys = keys[: self.lead["candidate"] + self.calls["candidate"]]
+        limit_s = self.evaluation.settings.limits.run_s
+        heads = {name: keys[: self.lead[name] + self.calls[name]] for name in names}
+        asked = (
+            self._ask(name, "prepare", limit_s, form=self.forms[name][1], keys=heads[name], **place) for name in names
+        )
+        # All answers are awaited before the first failure is told: a channel answers one question at a time.
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            if isinstance(answer, BaseException):
+                raise answer
 
     async def check_outputs(self) -> None:
         """Compare what the candidate returned in its last timed window with the reference's on the same keys.
@@ -347,7 +350,7 @@ class Contest:
         claimed_ms = max(median(self.times_ms[name]), 1e-3)
         repeat = min(max(math.ceil(LONG_WINDOW_MS / claimed_ms), 1), MAX_REPEAT)
         limit_s = self.evaluation.settings.limits.run_s
-        keys = [secrets.randbits(62) for _ in range(min(self.calls, repeat))]
+        keys = [secrets.randbits(62) for _ in range(min(self.calls[name], repeat))]
         await self._ask(name, "prepare", limit_s, form=self.forms[name][1], keys=keys)
         start = time.perf_counter()
         await self._ask(name, "go", limit_s, repeat=repeat)
@@ -371,7 +374,7 @@ class Contest:
     def conclude(self) -> None:
         """Write speed-ups, the headline (the fastest baseline) and latencies into the draft."""
         draft, mine = self.evaluation.draft, self.times_ms["candidate"]
-        ratios = {name: ratio_interval(self.times_ms[name], mine) for name in self.forms if name != "candidate"}
+        ratios = self._ratios()
         draft.speedups = Speedups(**ratios)
         draft.headline = min(ratios, key=lambda name: ratios[name].value)
         if self.timing.best_only and not any(flag.severity == "fraud" for flag in draft.flags):

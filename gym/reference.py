@@ -116,8 +116,7 @@ class ReferenceSession:
         self.weight_bytes = 0
         self.baseline: CompileBaseline | None = None
         self.best_low = 0.0
-        self.warm: dict[str, Any] | None = None
-        self.compiled_warm = False
+        self.warm: dict[str, dict[str, Any]] = {}
         self.strain = 0.0
         self._trials: dict[int, Trial] = {}
         self.untold: list[str] = []

@@ -67,10 +67,12 @@ def contest(monkeypatch: pytest.MonkeyPatch, candidate: Handle, eager: Handle, *
         return await handle.call(command, timeout_s, **message)
 
     timing = Timing(min_pairs=20, max_pairs=40, max_s=20.0, compile_baseline=False)
-    evaluation = SimpleNamespace(settings=GymSettings(timing=timing), draft=Draft("gpu"), ask=ask)
+    evaluation = SimpleNamespace(
+        task=SimpleNamespace(grad=False), settings=GymSettings(timing=timing), draft=Draft("gpu"), ask=ask
+    )
     session = SimpleNamespace(
         handle=eager, stateful=stateful, baseline=None, compare_on="cpu", peak_bytes=0, sample=lambda _index: None,
-        warm=None, compiled_warm=False, strain=0.0,
+        warm={}, strain=0.0,
     )  # fmt: skip
     return Contest(Measurement("none", timing, 1), evaluation, candidate, session)  # type: ignore[arg-type]
 
@@ -79,7 +81,7 @@ async def test_outputs_of_the_last_call_and_of_the_long_window_are_checked(monke
     candidate, eager = Handle(), Handle()
     one = contest(monkeypatch, candidate, eager)
     await one.warm_up()
-    assert (one.calls, one.lead) == (8, 4)
+    assert (one.calls["candidate"], one.lead["candidate"]) == (8, 4)
     await one.run()
     await one.check_outputs()
     await one.check_clock()
@@ -165,6 +167,7 @@ async def test_losers_are_timed_no_longer_than_it_takes_to_see_it(
     async def take_round(_turns: Any) -> None:
         place = len(one.times_ms["candidate"])
         one.times_ms["eager"].append(1.0)
+        one.groups.append(place // 4)
         one.times_ms["candidate"].append(slowdown * (1.0 + 1e-3 * (place % 3 - 1)))
 
     monkeypatch.setattr(one, "_round", take_round)
@@ -223,6 +226,7 @@ async def test_rounds_end_sooner_while_others_wait(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measure, "CROWDED_S", 0.0)
 
     async def take_round(_turns: Any) -> None:
+        one.groups.append(len(one.groups) // 4)
         one.times_ms["eager"].append(1.0)
         one.times_ms["candidate"].append(random.Random(len(one.times_ms["eager"])).uniform(0.2, 2.0))
 
