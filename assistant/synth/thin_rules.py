@@ -31,11 +31,14 @@ def _einsum(node: Node, draft: Draft) -> Ref | None:
         joined = "".join(indices)
         result = "".join(sorted(index for index in set(joined) if joined.count(index) == 1))
     thin, wide = (0, 1) if len(indices[0]) <= len(indices[1]) else (1, 0)
-    return _summed_products(node, draft, (tensors[thin], indices[thin]), (tensors[wide], indices[wide]), result)
+    return contracted_thin(node, draft, (tensors[thin], indices[thin]), (tensors[wide], indices[wide]), result)
 
 
-def _summed_products(node: Node, draft: Draft, thin: tuple[Ref, str], wide: tuple[Ref, str], result: str) -> Ref | None:
-    """``thin`` and ``wide`` are tensors with their indices, ``result`` has the indices that stay."""
+def contracted_thin(node: Node, draft: Draft, thin: tuple[Ref, str], wide: tuple[Ref, str], result: str) -> Ref | None:
+    """Emit the contraction where every index of ``thin`` is one of ``wide`` too; else return None.
+
+    Both are tensors with their indices, ``result`` has the indices that stay, in the wide tensor's order.
+    """
     small, large = draft.metas[thin[0].name], draft.metas[wide[0].name]
     if {small.dtype, large.dtype, node.meta.dtype} - FLOATS or small.dtype != large.dtype:
         return None

@@ -9,13 +9,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from drk.assistant.synth.contraction_rules import CONTRACTIONS
 from drk.assistant.synth.depthwise_layout import row_major_first, swapped
 from drk.assistant.synth.layouts import is_convolution, only_products
 from drk.assistant.synth.pixel_region import sees_one_pixel
 from drk.assistant.synth.pointwise import BLOCKS, Block
 from drk.assistant.synth.regions import Rules, product_of
+from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.windows import window_of
-from drk.gym.graph import Graph
+from drk.gym.graph import Graph, Node
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,8 @@ def variants(graph: Graph) -> list[Variant]:
     full = Rules()
     single = replace(full, shared_left=False)
     library = replace(full, matmul=False)
-    half = not any(node.meta.dtype == "float32" for node in graph.nodes if product_of(node, metas) is not None)
+    products = _products(graph)
+    half = not any(node.meta.dtype == "float32" for node in products)
     fused = [
         Variant(full, "Every product with its epilogue in one kernel"),
         Variant(single, "One kernel per product, with its epilogue"),
@@ -45,7 +48,7 @@ def variants(graph: Graph) -> list[Variant]:
         Variant(full, "Every product with its epilogue in one kernel, third tile", 2, BLOCKS[2]),
         Variant(single, "One kernel per product, with its epilogue, third tile", 2, BLOCKS[2]),
     ]
-    has_product = any(product_of(node, metas) is not None for node in graph.nodes)
+    has_product = bool(products)
     split = "Products by the library, everything between them fused" if has_product else "Neighbouring operators fused"
     plain = [
         Variant(library, split),
@@ -67,6 +70,14 @@ def variants(graph: Graph) -> list[Variant]:
     if half:
         return [plain[0], *fused, *plain[1:]]
     return [*fused[:2], plain[0], *fused[2:], *plain[1:]]
+
+
+def _products(graph: Graph) -> list[Node]:
+    """Matrix products of the graph, those among them that contractions are written as."""
+    if any(node.bare_op in CONTRACTIONS for node in graph.nodes):
+        graph = rewrite(graph, by_channel=True)
+    metas = graph.metas()
+    return [node for node in graph.nodes if product_of(node, metas) is not None]
 
 
 def _pixel_variants(rules: Rules, pixels: Sequence[bool]) -> list[Variant]:
