@@ -129,7 +129,7 @@ async def principal(
         return LOCAL
     found = tokens.check(credentials.credentials) if credentials is not None else None
     if found is None:
-        raise Refusal("unauthorized", "a valid bearer token is needed", help="drk gym token create --name NAME")
+        raise Refusal("unauthorized", "a valid bearer token is needed", help="drk gym token create NAME, on the server")
     return found
 
 
