@@ -32,6 +32,8 @@ from drk.training.rejection import (
 from drk.training.rollout import TurnSample
 
 Metrics = dict[str, float]
+LAZY_COVERAGE = 0.5
+"""A right answer whose own kernels do less of the work than this is lazy."""
 
 
 @dataclass(frozen=True)
@@ -221,6 +223,9 @@ def _reward_metrics(records: Sequence[RowRecord], config: TrainConfig) -> Metric
         covered = [row.coverage for row in real if not math.isnan(row.coverage)]
         if covered:
             metrics["coverage/mean"] = sum(covered) / len(covered)
+        right = [row.coverage for row in real if row.correct and not math.isnan(row.coverage)]
+        if right:
+            metrics["lazy_share"] = sum(share < LAZY_COVERAGE for share in right) / len(right)
         speeds = [row.speedup for row in real if row.correct and not math.isnan(row.speedup)]
         if speeds:
             metrics["speedup/mean"] = sum(speeds) / len(speeds)

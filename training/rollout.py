@@ -76,11 +76,14 @@ class Clock:
     """Seconds of a collection: sampling by the backend's own count, judging summed over trajectories.
 
     ``outages`` counts the times that the sampler was away meanwhile: it may have come back with other weights.
+    ``judged`` counts evaluations, ``kept`` verdicts that were there before.
     """
 
     sampling_s: float = 0.0
     judging_sum_s: float = 0.0
     outages: int = 0
+    judged: int = 0
+    kept: int = 0
 
 
 @dataclass
@@ -119,6 +122,7 @@ class Collector:
         clock = Clock()
         slots = _Slots(asyncio.Semaphore(self._rollout.concurrency), len(items))
         busy_s, outages = self._backend.busy_s, self._backend.outages
+        judged, kept = self._judge.asked, self._judge.kept
         # a sampler that waits for all who will ask must not wait for those who wait for a slot
         self._backend.begin(min(len(items), self._rollout.concurrency))
         try:
@@ -130,6 +134,7 @@ class Collector:
             await self._backend.settle()
         clock.sampling_s = self._backend.busy_s - busy_s
         clock.outages = self._backend.outages - outages
+        clock.judged, clock.kept = self._judge.asked - judged, self._judge.kept - kept
         return [task.result() for task in tasks], clock
 
     async def _bounded(self, item: RolloutItem, seed: int, slots: _Slots, clock: Clock) -> Trajectory:

@@ -130,6 +130,8 @@ class TurnLevelTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         self._metrics[mode]["time/rollout_s"].append(time.monotonic() - begun)
         self._metrics[mode]["time/sampling_s"].append(clock.sampling_s)
         self._metrics[mode]["time/judging_sum_s"].append(clock.judging_sum_s)
+        self._metrics[mode]["gym/judged"].append(float(clock.judged))
+        self._metrics[mode]["gym/kept"].append(float(clock.kept))
         self._note_endings(trajectories, mode)
         # weights that are sent are gone when the sampler starts anew: what it said is not this policy's
         self._was_away = self._before_collect is not None and any(gather_object([clock.outages > 0]))

@@ -2,7 +2,8 @@
 
     python tests/benchmarks/bench_nano.py data  --out nano [--shards 16] [--workers 16]
     python tests/benchmarks/bench_nano.py sft   --out nano [--minutes 5] [--workers 14]
-    python tests/benchmarks/bench_nano.py rl    --out nano --arm trloo|grpo|grpo-unequal|no-pr|... --seed 0
+    python tests/benchmarks/bench_nano.py rl    --out nano --arm trloo|grpo|grpo-unequal|no-pr|... --seed 0 --steps 40
+    python tests/benchmarks/bench_nano.py compare --out nano
     python tests/benchmarks/bench_nano.py eval  --out nano [--model FOLDER] [--samples 1] [--temperature 0]
     python tests/benchmarks/bench_nano.py stts  --out nano [--model FOLDER] [--turns 12]
     python tests/benchmarks/bench_nano.py card  --out nano
@@ -11,6 +12,9 @@ Every step writes its figures to OUT/results/NAME.json and may be run again: wha
 training goes on at its last whole checkpoint. ``--minutes`` ends a step by the clock. All arms start from the same SFT
 checkpoint (OUT/sft/final). ``--dry-run`` uses tiny sizes and the interpreter: the path, not the figures. Without a GPU
 speeds are not measured and say so (null). Needs the ``train`` extra.
+
+``rl`` rewards speed by device time of the profile (``--speed device``) or by few timed pairs; ``eval`` times in full.
+Curves are kept every few steps; ``compare`` puts all arms side by side at equal steps.
 
 With groups of one size GRPO is TRLOO times a constant, which Adam removes; ``trloo-unequal`` and ``grpo-unequal``
 compare them where every second prompt has 2 samples and the next one 14, ``grpo-std`` is GRPO with its usual division.
@@ -27,29 +31,19 @@ from typing import Any
 
 import torch
 
+from drk.training.arms import ARMS, FAMILIES, ArmRecord, arms_table, earlier_curve, gpu_settings, write_comparison
 from drk.training.config import TrainConfig, load_config
 from drk.training.documents import document_of
 from drk.training.evaluate_policy import file_tasks, measure
 from drk.training.model_card import write_card
 from drk.training.pairs import StreamPlan, read_pairs, write_shard
 from drk.training.rl import train_rl
+from drk.training.run_folder import RunFolder
 from drk.training.scratch import pair_tokenizer, train_scratch
 from drk.training.tasks import draw_tasks
 from drk.training.train_command import quiet_libraries
 
 HANDWRITTEN = Path(__file__).parents[1] / "fixtures" / "handwritten"
-FAMILIES = ("pointwise", "dag", "reduction", "row", "gated", "loss", "linear", "norm", "residual", "modulate")
-"""What reinforcement trains on: families whose reference is not dominated by the library's own kernels."""
-ARMS: dict[str, dict[str, Any]] = {
-    "trloo": {},
-    "grpo": {"advantage.estimator": "grpo"},
-    "grpo-std": {"advantage.estimator": "grpo", "advantage.scale": "group_std"},
-    "trloo-unequal": {"rollout.group_sizes": "unequal"},
-    "grpo-unequal": {"rollout.group_sizes": "unequal", "advantage.estimator": "grpo"},
-    "no-pr": {"reward.pay_coverage": False, "rejection.prs": "off"},
-    "no-mrs": {"rejection.mrs": False},
-    "no-honesty": {"reward.pay_dishonest": True},
-}
 TINY: dict[str, Any] = {
     "model.context_tokens": 1024, "scratch.layers": 2, "scratch.width": 64, "scratch.heads": 2, "scratch.hidden": 128,
     "scratch.batch_tokens": 4096, "scratch.families": ["pointwise"], "scratch.rows": 8, "scratch.held_out_pairs": 2,
@@ -137,37 +131,38 @@ def sft(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def rl(options: argparse.Namespace) -> dict[str, Any]:
-    """Train one arm from the SFT checkpoint."""
+    """Train one arm from the SFT checkpoint; its curve is written every few steps."""
     name = f"rl-{options.arm}-{options.seed}"
     tiny = options.dry_run
     values = {
         "run.output_dir": str(options.out / name), "run.steps": 1 if tiny else options.steps,
-        "run.minutes": options.minutes, "run.save_every": 1 if tiny else 5, "run.validate_every": 0,
+        "run.minutes": options.minutes, "run.save_every": 1 if tiny else 20, "run.validate_every": 0,
         "model.path": str(options.model or options.out / "sft" / "final"), "tasks.families": list(FAMILIES),
-        "tasks.count": 2 if tiny else 256, "tasks.rows": 8 if tiny else 0, "tasks.held_out": 0,
+        "tasks.count": 2 if tiny else options.tasks, "tasks.rows": 8 if tiny else 0, "tasks.held_out": 0,
         "rollout.prompts_per_step": 2 if tiny else 8, "rollout.samples_per_prompt": 3 if tiny else 8,
         "rollout.turns": 1 if tiny else options.turns, "optimizer.micro_batches": 1 if tiny else 4,
-        "optimizer.learning_rate": 2e-5, "rollout.empty_attempts": 1 if tiny else 3,
-        **ARMS[options.arm],
+        "optimizer.learning_rate": options.rate, "rollout.empty_attempts": 1 if tiny else 3,
     }  # fmt: skip
+    if torch.cuda.is_available() and not tiny and not options.untimed:
+        values |= gpu_settings(options.out / "judged", tasks=options.tasks, speed=options.speed)
+    values |= ARMS[options.arm]
     if tiny:
         values["tasks.families"] = ["pointwise"]
-    steps: list[dict[str, float]] = []
     begun = time.monotonic()
-    done = train_rl(settings(options, values), lambda _, numbers: steps.append(numbers))
-    curve = [{key: one[key] for key in (*CURVES, *GPU_CURVES) if key in one} for one in steps]
-    facts = {"arm": options.arm, "seed": options.seed, "seconds": time.monotonic() - begun, "curve": curve}
-    return keep(options, name, done.facts() | facts)
+    record = ArmRecord(options.arm, options.seed, lambda facts: keep(options, name, facts))
+    config = settings(options, values)
+    if RunFolder(Path(config.run.output_dir), main=False).last_checkpoint() is not None:
+        record.curve = earlier_curve(options.out / "results" / f"{name}.json")
+    done = train_rl(config, record.report)
+    facts = {"seconds": time.monotonic() - begun, "whole": True, "speed": options.speed, "rate": options.rate}
+    return keep(options, name, record.facts() | done.facts() | facts)
 
 
-CURVES = (
-    "reward/mean", "reward/turn_1", "reward/turn_3", "correct/turn_1", "correct/turn_3", "keep/all", "keep/mrs",
-    "keep/prs", "group/size_mean", "group/alone_share", "hack_rate", "mismatch/abs_delta", "entropy", "grad_norm",
-    "loss",
-)  # fmt: skip
-"""Metrics of every run of three turns; a test holds the names to those of a real one."""
-GPU_CURVES = ("coverage/mean", "speedup/mean", "fast@1/turn_1", "fast@1.2/turn_1", "fast@1.2/turn_3")
-"""Metrics that only a run with measured speeds has."""
+def compare(options: argparse.Namespace) -> dict[str, Any]:
+    """Write a table over all arms that were run, at equal steps."""
+    compared = write_comparison(options.out / "results")
+    print(arms_table(compared), flush=True)
+    return {"steps": compared["steps"], "arms": list(compared["arms"])}
 
 
 SETS = ("in-distribution", "held-out", "long-chain", "handwritten")
@@ -248,7 +243,7 @@ def card(options: argparse.Namespace) -> dict[str, Any]:
     return {"card": str(path)}
 
 
-STEPS = {"data": data, "sft": sft, "rl": rl, "eval": evaluate, "stts": stts, "card": card}
+STEPS = {"data": data, "sft": sft, "rl": rl, "compare": compare, "eval": evaluate, "stts": stts, "card": card}
 
 
 def parse() -> argparse.Namespace:
@@ -266,6 +261,11 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--count", type=int, default=64, help="Generated tasks in each set of eval.")
     parser.add_argument("--sets", nargs="+", choices=SETS, help="Sets of eval, in this order (default: all).")
+    parser.add_argument("--tasks", type=int, default=32, help="Tasks that rl trains on; their references stay loaded.")
+    parser.add_argument("--rate", type=float, default=1e-4, help="The learning rate of rl.")
+    parser.add_argument(
+        "--speed", choices=["device", "timed"], default="device", help="How rl measures speed on a GPU."
+    )
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--samples", type=int, default=1)
     parser.add_argument("--temperature", type=float, default=0.0)

@@ -14,6 +14,7 @@ from bench_scripts import load_script
 pytest.importorskip("trl", reason="needs the train extra")
 
 
+from drk.training.arms import GPU_CURVES
 from drk.training.batch import RowRecord, decide
 from drk.training.config import TrainConfig, load_config
 from drk.training.errors import TrainingError
@@ -76,17 +77,16 @@ def test_grpo_is_trloo_times_a_constant_only_where_groups_are_equal() -> None:
 
 
 def test_the_curves_of_a_gpu_run_are_metrics_that_measured_speeds_give() -> None:
-    bench = load_script("bench_nano")
     rows = [
         RowRecord(0, sample, turn, 1.0 + sample, coverage=0.9, speedup=1.5, correct=True, tokens=3)
         for sample in range(2)
         for turn in range(3)
     ]
     metrics = decide(rows, arm_config("trloo"), seed=0).metrics
-    assert set(bench.GPU_CURVES) <= set(metrics)
+    assert set(GPU_CURVES) <= set(metrics)
     assert metrics["speedup/mean"] == 1.5
     slow = decide([RowRecord(0, 0, 0, 1.0, correct=True, tokens=1)], load_config("nano-cpu"), seed=0).metrics
-    assert set(bench.GPU_CURVES).isdisjoint(slow)
+    assert set(GPU_CURVES).isdisjoint(slow)
 
 
 def test_the_card_says_what_was_not_measured(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from drk.assistant.proposers import ProposeContext, is_model, make_proposer, opened
 from drk.gym.devices import device_facts
+from drk.training.arms import CURVES
 from drk.training.config import load_config
 from drk.training.rl import Trained, load_tasks, step_sizes, task_order, train_rl
 from drk.training.training_report import CHARTS
@@ -100,7 +101,7 @@ async def check_proposer(folder: Path) -> None:
 def check_names(step: dict[str, float]) -> None:
     """Hold the names that the study and the report look for to what a real run wrote."""
     # the recipe takes two turns, the study three
-    wanted = {name.replace("turn_3", "turn_2") for name in load_script("bench_nano").CURVES}
+    wanted = {name.replace("turn_3", "turn_2") for name in CURVES}
     wanted |= set(load_script("bench_train").METRICS)
     assert wanted <= set(step), wanted - set(step)
     needs_gpu = {"Fast@1 by turn", "Fast@1.2 by turn", "Coverage"}
