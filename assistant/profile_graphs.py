@@ -11,7 +11,6 @@ backward and belong to it.
 
 from __future__ import annotations
 
-import os
 import sys
 import weakref
 from collections.abc import Callable
@@ -82,8 +81,6 @@ class GraphWatch:
             if not recorder.stacks.__dict__.get("stack"):
                 if not self._replayed:
                     self._replayed = True
-                    # torch does so too: CUPTI, once taken down, cannot be had again beside graphs
-                    os.environ["TEARDOWN_CUPTI"] = "0"
                     window.start_over(entry.ref())
                 entry.calls += 1
                 recorder.tick(entry, entry.ref())

@@ -1,8 +1,8 @@
 """The window of steps that torch.profiler watches inside the user's process; runs there, without drk.
 
-It begins with the first call of a module (anew, when the program begins to use its GPU after that) and ends when enough
-steps were seen, when it lasts too long, or with the program. The trace is written by torch as a Chrome trace, which the
-``drk`` process reads; nothing is computed here.
+It begins with the first call of a module (anew, when the program begins to use its GPU after that, or when the first
+step was compiling) and ends when enough steps were seen, when it lasts too long, or with the program. The trace is
+written by torch as a Chrome trace, which the ``drk`` process reads; nothing is computed here.
 
 What is watched: operators with shapes on the CPU, kernels and copies on a GPU. Python stacks are not recorded (they
 would slow the program several times); :mod:`drk.assistant.profile_marks` supplies lines.
@@ -56,6 +56,7 @@ class Window:
         self.slot: ModeSlot | None = None
         self.device = ""
         """What is watched beside the host: ``cuda`` or nothing."""
+        self._compiled = False
         self._profiler: Any = None
         self._began = 0.0
         self._owner = 0
@@ -83,7 +84,7 @@ class Window:
             self.open(module)
         if self.state != "open" or threading.get_ident() != self._owner:
             return
-        if not self.device and uses_gpu(sys.modules["torch"], self.on_gpu):
+        if self._is_unlike_what_follows(module, first=is_main and self.seen.get(root) == 1):
             self.start_over(module)
             if self.state != "open":
                 return
@@ -96,10 +97,21 @@ class Window:
         with self._range(f"{MARK}s|{root}|{number}"):
             pass
 
+    def _is_unlike_what_follows(self, module: Any, *, first: bool) -> bool:
+        """Whether the window so far should be dropped: no kernels were watched, or its one step was compiling."""
+        if not self.device and uses_gpu(sys.modules["torch"], self.on_gpu):
+            return True
+        if first and not self._compiled and compiles(module):
+            self._compiled = True
+            return True
+        return False
+
     def start_over(self, module: Any) -> None:
-        """Begin an open window anew: the program does something else now, or kernels begin that were not watched."""
+        """Begin an open window anew: the program does something else from now on."""
         if self.state != "open" or threading.get_ident() != self._owner:
             return
+        # torch does so too: beside CUDA graphs CUPTI may not be taken down and had again
+        os.environ["TEARDOWN_CUPTI"] = "0"
         if self.slot is not None:
             self.slot.close()
             self.slot = None

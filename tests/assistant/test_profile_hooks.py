@@ -187,6 +187,7 @@ def test_compiled_modules_stay_compiled(watched) -> None:
     found = told(watched)
     assert len(graphs) == 1
     assert (found.modules[0].class_name, found.modules[0].compiled) == ("Part", True)
+    assert found.window.first_step == {"0": 1}  # the step that compiled is no step of the window
     torch._dynamo.reset()
 
 
