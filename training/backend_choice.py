@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
 from typing import Any
 
 import torch
@@ -25,8 +26,16 @@ class WeightSyncError(TrainingError):
     """The weights could not be sent to the server that samples with them."""
 
 
-def make_backend(config: TrainConfig, stops: frozenset[int], pad_id: int, trainer: Callable[[], Any]) -> PolicyBackend:
+def make_backend(
+    config: TrainConfig,
+    stops: frozenset[int],
+    pad_id: int,
+    trainer: Callable[[], Any],
+    beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
+) -> PolicyBackend:
     """Return the sampler that the settings name; ``trainer`` gives the trainer once there is one.
+
+    ``beside`` surrounds what is sampled in this process; see :class:`drk.training.backends.WaveBackend`.
 
     Raises:
         OptionError: it cannot be used with the other settings, or here.
@@ -70,6 +79,7 @@ def make_backend(config: TrainConfig, stops: frozenset[int], pad_id: int, traine
         pad_id=pad_id,
         batch_rows=rollout.batch_rows,
         decoder=Decoder(rows=rollout.batch_rows),
+        beside=beside,
         context=lambda: trainer().accelerator.autocast(),  # noqa: PLW0108 - there is no trainer yet
     )
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractAsyncContextManager, AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import torch
@@ -80,7 +80,8 @@ class WaveBackend:
         batch_rows: rows at a time, at most.
         context: surrounds each wave: autocast, where training has it.
         decoder: samples what it can; None: nothing.
-        early: give each answer when it is there, not when its wave is over. Only where nobody is timed on the GPU.
+        beside: surrounds each wave, and keeps kernels from being timed on its GPU meanwhile; then each answer is given
+            when it is there. None: answers are given when their wave is over, so that nobody is judged meanwhile.
     """
 
     def __init__(
@@ -93,7 +94,7 @@ class WaveBackend:
         batch_rows: int = 256,
         context: Callable[[], AbstractContextManager[Any]] = nullcontext,
         decoder: Decoder | None = None,
-        early: bool = False,
+        beside: Callable[[], AbstractAsyncContextManager[Any]] | None = None,
     ) -> None:
         self._model = model
         self._temperature = temperature
@@ -102,7 +103,7 @@ class WaveBackend:
         self._batch_rows = batch_rows
         self._context = context
         self._decoder = decoder
-        self._early = early
+        self._beside = beside
         self._why_not = "nothing was sampled yet"
         self.busy_s = 0.0
         self.outages = 0
@@ -167,7 +168,8 @@ class WaveBackend:
             part = batch[start : start + size]
             hear = self._giver([future for _, future in part])
             try:
-                answers = await asyncio.to_thread(self._sample, [prompt for prompt, _ in part], hear)
+                async with nullcontext() if self._beside is None else self._beside():
+                    answers = await asyncio.to_thread(self._sample, [prompt for prompt, _ in part], hear)
             except RuntimeError as error:  # out of memory, among others: one batch fails, with its cause
                 fault = SamplerUnavailable(f"sampling failed: {error}", help="lower rollout.batch_rows")
                 for _, future in part:
@@ -194,7 +196,7 @@ class WaveBackend:
         loop = asyncio.get_running_loop()
 
         def hear(number: int, answer: Sampled) -> None:
-            if self._early:
+            if self._beside is not None:
                 loop.call_soon_threadsafe(_give, futures[number], answer)
 
         return hear

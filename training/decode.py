@@ -240,6 +240,7 @@ def operations_for(model: Any) -> tuple[Operations, str]:
     return (TorchOperations(), cause) if cause else (TritonOperations(), "")
 
 
+@torch.inference_mode()
 def difference(model: Any, operations: Operations) -> str:
     """Return how a step by ``operations`` differs from one by torch; empty where it does so by rounding only."""
     generator = torch.Generator().manual_seed(0)

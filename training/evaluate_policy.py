@@ -5,8 +5,8 @@ are those of :mod:`drk.gym.metrics` by turn and for the best of history, with th
 doing less than half of the work themselves) and distinct answers. For published figures across models use ``drk eval``,
 whose protocol is fixed.
 
-All answers of a set (and turn) are sampled together; where nobody is timed on the GPU each is judged as soon as it is
-there. An answer that hangs costs its own limit (:mod:`drk.training.evaluation_gym`) and holds no other up.
+All answers of a set (and turn) are sampled together; each is judged as soon as it is there, and timed when nothing is
+sampled. An answer that hangs costs its own limit (:mod:`drk.training.evaluation_gym`) and holds no other up.
 """
 
 from __future__ import annotations
@@ -15,12 +15,14 @@ import asyncio
 import math
 import time
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from drk.gym.engine import Gym
 from drk.gym.metrics import Outcome, at_turn, best_of_history, correct_rate, fast_at_p, hack_rate
 from drk.gym.schema import Task, UserFunction
 from drk.training.answer_style import target_class
@@ -121,7 +123,7 @@ class _Evaluation:
             pad_id=tokenizer.pad_token_id,
             batch_rows=rollout.batch_rows,
             decoder=self._decoder,
-            early=not config.gym.timing or bool(config.gym.url),
+            beside=session.gym.sharing if isinstance(session.gym, Gym) else nullcontext,
         )
 
     def measured(self, name: str, tasks: Sequence[Task], *, samples: int, seed: int, left_s: float) -> Measured:

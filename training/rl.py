@@ -312,7 +312,8 @@ def _train(
     order = task_order(len(tasks), config.run.steps * config.rollout.prompts_per_step, config.run.seed)
     rows = datasets.Dataset.from_list([{"prompt": tasks[i].name, "task_index": i} for i in order])
     trainer: Any = None
-    backend = make_backend(config, stop_ids(tokenizer, model), tokenizer.pad_token_id, lambda: trainer)
+    beside = session.gym.sharing if isinstance(session.gym, Gym) else None
+    backend = make_backend(config, stop_ids(tokenizer, model), tokenizer.pad_token_id, lambda: trainer, beside)
     collector = session.collector(backend, prompter, tokenizer)
     trainer = TurnLevelTrainer(
         tasks=tasks,

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
@@ -161,12 +162,20 @@ async def test_answers_of_a_decoder_are_given_as_they_end_or_with_their_wave() -
             assert gone_on.wait(60)
             return answers
 
+    held = list[int]()
+
+    @contextlib.asynccontextmanager
+    async def beside() -> AsyncIterator[None]:
+        held.append(len(seen))
+        yield
+        held.append(len(seen))
+
     for early in (True, False):
         gone_on.clear()
         model = make_model()
         backend = WaveBackend(
             lambda model=model: model, temperature=1.0, stop_ids=frozenset(), pad_id=0, batch_rows=1,
-            decoder=Slow(graphs=False), early=early,
+            decoder=Slow(graphs=False), beside=beside if early else None,
         )  # fmt: skip
         backend.begin(2)
         first, second = (asyncio.create_task(backend.generate(Prompt((seed,), seed, 1))) for seed in (1, 2))
@@ -178,6 +187,7 @@ async def test_answers_of_a_decoder_are_given_as_they_end_or_with_their_wave() -
         assert backend.facts()["decoder"]
         await backend.close()
     assert seen == [2, 2]  # the decoder splits waves itself
+    assert held == [0, 1]  # about the sampling
 
 
 async def test_what_the_decoder_cannot_sample_is_sampled_without_it(batches: list[list[int]]) -> None:
