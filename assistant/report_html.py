@@ -25,7 +25,7 @@ from drk.assistant import charts
 from drk.assistant.charts import Bar, CurvePoint
 from drk.assistant.report import Figure, Place, Report
 from drk.assistant.report_page import MAX_ROWS, Page, RunReport, embedded
-from drk.assistant.report_verdict import duration_text
+from drk.assistant.report_verdict import duration_text, known_text
 from drk.assistant.verdict_rows import Baseline, baselines, cells_text, honesty_text, used, worst_cells
 from drk.gym.schema import Interval
 
@@ -158,10 +158,7 @@ def _facts(report: Report) -> list[tuple[str, str]]:
             if report.floor_us is None
             else f"{duration_text(report.floor_us.value / steps)} a step by the roofs ({report.floor_us.how})",
         ),
-        (
-            "known",
-            f"{100 * report.attribution.to_module:.0f} % by module, {100 * report.attribution.to_line:.0f} % by line",
-        ),
+        ("known", known_text(report.attribution)),
         ("sum", report.attribution.explanation),
         ("made", f"{report.created}, {report.id}"),
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from drk.assistant.console import format_table
 from drk.assistant.report import Figure, KernelRow, ModuleRow, Place, Report
-from drk.assistant.report_verdict import duration_text
+from drk.assistant.report_verdict import duration_text, known_text
 
 ROWS = 10
 BAR = 10
@@ -69,8 +69,7 @@ def _step(report: Report) -> str:
         text = f"{duration_text(report.total_us / steps)} on the device"
     if report.wall_us:
         text += f", {duration_text(report.wall_us / steps)} wall"
-    known = report.attribution
-    return f"{text}; {100 * known.to_module:.0f} % known by module, {100 * known.to_line:.0f} % by line"
+    return f"{text}; known: {known_text(report.attribution)}"
 
 
 def _machine(report: Report) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from drk.assistant.profile_work import amdahl
-from drk.assistant.report import ModuleRow, Report
+from drk.assistant.report import Attribution, ModuleRow, Report
 
 
 def class_groups(report: Report) -> list[tuple[str, list[ModuleRow], float]]:
@@ -43,6 +43,14 @@ def duration_text(time_us: float) -> str:
         if time_us >= size:
             return f"{time_us / size:.3g} {unit}"
     return f"{time_us:.3g} us"
+
+
+def known_text(known: Attribution) -> str:
+    """Return how much of the time is known to belong where."""
+    text = f"{100 * known.to_module:.0f} % by module"
+    if known.to_part is not None and known.to_part > known.to_module + 0.005:
+        text += f" ({100 * known.to_part:.0f} % with what runs outside of modules)"
+    return f"{text}, {100 * known.to_line:.0f} % by line"
 
 
 def verdict_sentence(report: Report) -> str:

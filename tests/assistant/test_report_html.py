@@ -9,6 +9,7 @@ import pytest
 from report_pages import HOSTILE, cpu_report, full_page, gpu_report, run_page, wide_report
 
 from drk.assistant.errors import UsageError
+from drk.assistant.report import Attribution
 from drk.assistant.report_html import report_html
 from drk.assistant.report_page import Page, page_from_html, page_from_json, page_json
 
@@ -74,7 +75,7 @@ def test_every_table_has_a_caption_and_every_chart_a_label(full: str) -> None:
     assert sum(tag == "table" for tag, _ in tags) == sum(tag == "caption" for tag, _ in tags) >= 7
     assert all(attributes.get("aria-label") for tag, attributes in tags if tag == "svg")
     sorted_columns = [attributes for tag, attributes in tags if tag == "th" and "aria-sort" in attributes]
-    assert len(sorted_columns) == 4
+    assert len(sorted_columns) == 5
 
 
 def test_the_page_reads_back_as_what_it_shows() -> None:
@@ -118,6 +119,14 @@ def test_device_idle_and_roofs_are_shown() -> None:
     assert "short gaps between launches" in text
     assert 'class="roof"' in text
     assert "lane-device" in text
+
+
+def test_what_runs_outside_of_modules_is_shown() -> None:
+    known = Attribution(0.8, 1.0, 0.99, "", 0.95)
+    text = report_html(Page(replace(wide_report(2), attribution=known)))
+    assert '<h2 id="h-parts">Outside of modules' in text
+    assert "AdamW.step" in text
+    assert "80 % by module (95 % with what runs outside of modules), 100 % by line" in text
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from profile_events import gpu_events, recording
 
 from drk.assistant.profile_build import Asked, build_report
 from drk.assistant.profile_trace import analyse
-from drk.assistant.report import Figure, Method, Place, Report, TimelineSpan
+from drk.assistant.report import Figure, Method, PartRow, Place, Report, TimelineSpan
 from drk.assistant.report_page import Excerpt, Page, RunReport, TurnRow
 from drk.gym.schema import Cell, Flag, Interval, KernelRow, Latency, Speedups, Verdict
 
@@ -81,6 +81,7 @@ def wide_report(kernels: int = 40, name: str = "") -> Report:
         base,
         kernels=tuple(rows),
         modules=tuple(modules),
+        parts=(PartRow(f"AdamW.step{name}", first.times, first.place), PartRow(f"main{name}", first.times)),
         timeline=tuple(spans),
         title=f"net{name}",
         verdict=f"87 % of 4.2 ms is in 3 kernels{name}",
