@@ -58,10 +58,8 @@ def lines(part: str, row: Row) -> list[Row]:
         over = row["overhead_p50_ms"]
         return [
             line("overhead over the embedded gym, p50 (ms)", over, f"<= {OVERHEAD_MS:g}", over <= OVERHEAD_MS, load),
-            line(
-                "the same job, embedded and by the service, p50 (ms)",
-                f"{row['embedded_p50_ms']}, {row['service_p50_ms']}",
-            ),
+            line("a job in the embedded gym, p50 (ms)", row["embedded_p50_ms"]),
+            line("the same by the service, p50 (ms)", row["service_p50_ms"]),
             line("there and back, a job that no Runner sees, p50 (ms)", row["way_there_and_back_p50_ms"]),
         ]
     if part == "inflight":
@@ -70,7 +68,7 @@ def lines(part: str, row: Row) -> list[Row]:
         return [line(what, memory, f"<= {MEMORY_MB:g}", memory <= MEMORY_MB and row["in_flight"] >= 5000, load)]
     if part == "scaling":
         rates = row["jobs_a_minute_by_workers"]
-        return [line(f"jobs a minute, {count} workers", rate, load=load) for count, rate in rates.items()]
+        return [line(f"jobs a minute, workers: {count}", rate, load=load) for count, rate in rates.items()]
     rate = row["per_minute"]
     what = f"evaluations a minute by /evaluate, {row['concurrency']} at once, {row['gpu'] or row['device']}"
     return [line(what, rate, f">= {PER_MINUTE:g}", rate >= PER_MINUTE if row["gpu"] else None, load)]
