@@ -11,13 +11,14 @@ Tensor cores take float32's second factor with the inner dimension innermost onl
 any order). Where the right factor lies otherwise and the left one does not, a tile of the transposed product is
 computed; where neither does, the smaller one is copied first. So are factors whose rows are of odd length
 (:mod:`drk.assistant.synth.alignment`).
-Left out: split-K for thin outputs, persistent kernels, tensor descriptors.
+Few tiles with a long inner dimension are split along it (:mod:`drk.assistant.synth.split_product`).
+Left out: persistent kernels, tensor descriptors.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from drk.assistant.synth.alignment import (
     PADDED_TO,
@@ -49,6 +50,7 @@ from drk.assistant.synth.launcher import (
     shape_arguments,
 )
 from drk.assistant.synth.regions import Region
+from drk.assistant.synth.split_product import PART_LINES, parts_lines, store_lines, sum_kernel, sum_launch_lines
 from drk.assistant.synth.tiles import Tile
 from drk.gym.graph import TensorMeta
 
@@ -83,6 +85,8 @@ def write_matmul(
     tile: Tile,
 ) -> KernelText:
     """Return kernel and launcher of a matmul region; ``owned`` values are known to be contiguous."""
+    if region.products[0].of_pixels or region.products[0].left_band or region.products[0].result_band:
+        tile = replace(tile, parts=1)
     body = Body(region, names, metas, two_dimensional=True, extra_operands=product_operands(region, metas))
     pointers, shapes = pointer_arguments(body), shape_arguments(body)
     outputs = tuple(operand.value for operand in region.outputs)
@@ -96,25 +100,26 @@ def write_matmul(
             "batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)",
             "rows = batch * n_rows + matrix_rows",
         ]
-    order = _order(body)
-    lines = [
-        *_known_lines(order),
-        *schedule,
-        *_product_lines(body, words["local"], order),
-        *_epilogue_lines(body, words["local"]),
-    ]
+    order, parted = _order(body), tile.parts > 1
+    lines = [*_known_lines(order), *schedule, *_product_lines(body, words["local"], order, parted=parted)]
+    accumulators = [names[item.node.name] for item in region.products]
+    lines += store_lines(accumulators, words["local"]) if parted else _epilogue_lines(body, words["local"])
     parameters = [
         *(f"{item}_mat" for item in factor_names(body)),
-        *pointers.parameters,
+        *(["parts_ptr", "all_rows"] if parted else pointers.parameters),
         *("n_rows", "n_cols", "n_inner"),
         *(f"stride_{item}_{axis}" for item in factor_names(body) for axis in (0, 1)),
         *(parameter for parameter, _ in batch_arguments(body, dict.fromkeys(factor_names(body), ""))),
-        *shapes.parameters,
-        *(f"{item}: tl.constexpr" for item in ("INDEX", "PRECISION", "EVEN_INNER")),
+        *(() if parted else shapes.parameters),
+        *(f"{item}: tl.constexpr" for item in ("INDEX", "PRECISION", "EVEN_INNER", *(["PARTS"] if parted else []))),
         *(f"{item.name}: tl.constexpr" for item in order.units),
         *(f"{item}: tl.constexpr" for item in ("BLOCK_M", "BLOCK_N", "BLOCK_K", "GROUP_M")),
     ]
     kernel = kernel_source(f"{name}_kernel", parameters, ["One output tile per program:", *formula], lines)
+    if parted:
+        doc_lines = ["One part of an output tile's sums per program, for the product in", *formula]
+        kernel = kernel_source(f"{name}_pass1_kernel", parameters, doc_lines, lines)
+        kernel += f"\n\n{sum_kernel(body, name, pointers, shapes, formula, _epilogue_lines(body, 'rows'))}"
     inputs = tuple(dict.fromkeys([*factors, *(operand.value for operand in region.inputs)]))
     doc = f"Launch ``{name}_kernel`` over the output's tiles."
     launch = _launch_lines(body, name, tile, owned, order)
@@ -161,7 +166,7 @@ def _known_lines(order: _Order) -> list[str]:
     return found
 
 
-def _product_lines(body: Body, rows: str, order: _Order) -> list[str]:
+def _product_lines(body: Body, rows: str, order: _Order, *, parted: bool) -> list[str]:
     left, *rights = factor_names(body)
     product = body.region.products[0]
     column, step = (0, 1) if product.transposed else (1, 0)
@@ -185,12 +190,12 @@ def _product_lines(body: Body, rows: str, order: _Order) -> list[str]:
     shape = "(BLOCK_N, BLOCK_M)" if order.turned else "(BLOCK_M, BLOCK_N)"
     lines += [f"{name} = tl.zeros({shape}, dtype=tl.float32)" for name in accumulators]
     banded = product.left_band is not None or product.result_band is not None
-    if banded:
-        lines += loop_lines(product.left_band, product.result_band, rows)
+    if banded or parted:
+        lines += loop_lines(product.left_band, product.result_band, rows) if banded else PART_LINES
         lines.append(f"left_ptrs += first_inner * stride_{left}_1")
         lines += [f"{right}_ptrs += first_inner * stride_{right}_{step}" for right in rights]
     lines += [
-        f"for start in range({'first_inner, last_inner' if banded else '0, n_inner'}, BLOCK_K):",
+        f"for start in range({'first_inner, last_inner' if banded or parted else '0, n_inner'}, BLOCK_K):",
         "    if EVEN_INNER:",
         "        left = tl.load(left_ptrs)",
         *(f"        {right}_tile = tl.load({right}_ptrs)" for right in rights),
@@ -266,12 +271,16 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str], orde
         f"block_m = max(16, min({tile.block_m}, triton.next_power_of_2(n_rows)))",
         f"index_type = tl.int32 if max({', '.join(largest)}) < 2**31 else tl.int64",
     ]
-    values = [left, *rights, *pointers.values, "n_rows", "n_cols", "n_inner", *strides]
-    values += [*(value for _, value in batch_arguments(body, texts)), *shapes.values]
+    parted = tile.parts > 1
+    lines += parts_lines(body, tile, f"out_{names[region.outputs[0].value]}") if parted else []
+    values = [left, *rights, *(["parts", "all_rows"] if parted else pointers.values)]
+    values += ["n_rows", "n_cols", "n_inner", *strides, *(value for _, value in batch_arguments(body, texts))]
+    values += () if parted else shapes.values
     options = [
         "INDEX=index_type",
         f'PRECISION="{precision}"',
         f"EVEN_INNER=n_inner % {tile.block_k} == 0",
+        *([f"PARTS={tile.parts}"] if parted else []),
         *(item.option for item in order.units),
         "BLOCK_M=block_m",
         f"BLOCK_N={tile.block_n}",
@@ -280,7 +289,10 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str], orde
         f"num_warps={tile.num_warps}",
         f"num_stages={tile.num_stages}",
     ]
-    return [*lines, *call_lines(f"{name}_kernel", f"({tiles},)", values, options), result_line(body)]
+    if not parted:
+        return [*lines, *call_lines(f"{name}_kernel", f"({tiles},)", values, options), result_line(body)]
+    lines += call_lines(f"{name}_pass1_kernel", f"({tiles}, {tile.parts})", values, options)
+    return [*lines, *sum_launch_lines(name, pointers, shapes, tile), result_line(body)]
 
 
 def _size_lines(body: Body, tile: Tile) -> tuple[str, list[str]]:
