@@ -6,7 +6,8 @@ number of rows, and replays it sixteen times before it looks who is done. Rows t
 prompts; once none wait, the others move together and a graph of fewer rows goes on.
 
 What a row says is what :func:`drk.training.sampling.sample` makes it say, but for the last bits: it has its own seed,
-and draws by inverting the cumulative distribution with one uniform number a token. Weights are read where they lie.
+and draws by inverting the cumulative distribution with one uniform number a token. Each call reads the weights as they
+are by then: in place, or anew into the place that graphs read.
 
 Honest limits: shapes that :mod:`drk.training.decode_model` knows; no autocast (weights are used as they are). The cache
 takes at most :data:`MEMORY_SHARE` of the memory that is free, and is kept until :meth:`Decoder.release`. Where
@@ -56,7 +57,6 @@ class Decoder:
         self._wants_graphs = graphs
         self._operations = operations
         self._forward: Forward | None = None
-        self._addresses: tuple[int, ...] = ()
         self._cache: Cache | None = None
         self._state: DecodeState | None = None
         self._graphs: dict[tuple[int, int], Any] = {}
@@ -123,12 +123,16 @@ class Decoder:
         """Have a cache with room for the longest prompt with its answer, and no graph of other weights."""
         if self._operations is None:
             self._operations, self.stats.kernel_fault = operations_for(model)
-        forward = Forward(model, self._operations)
-        drawing = (temperature, tuple(sorted(stop_ids)))
-        if forward.addresses() != self._addresses or drawing != self._drawing or self._forward is None:
+        if self._forward is None or not self._forward.reads(model):
+            self._graphs.clear()
+            self._forward = Forward(model, self._operations)
+        else:
+            self._forward.refresh()
+        forward, drawing = self._forward, (temperature, tuple(sorted(stop_ids)))
+        if drawing != self._drawing or self._stops.device != forward.weight.device:
             self._graphs.clear()
             self._stops = torch.tensor(drawing[1], dtype=torch.int64, device=forward.weight.device)
-            self._forward, self._addresses, self._drawing = forward, forward.addresses(), drawing
+            self._drawing = drawing
         tokens = power_of_two(max(prompt.max_new_tokens for prompt in prompts), 64)
         context = power_of_two(max(len(one.ids) + one.max_new_tokens for one in prompts), LEAST_CONTEXT)
         rows = power_of_two(min(len(prompts), self._most_rows), LEAST_ROWS)

@@ -9,7 +9,7 @@ not ``tl.dot``, which is right for one query a head and would be slow for many.
 """
 
 # ruff: noqa: ANN001, ANN201, PLR0913, PLR0917
-# mypy: allow-untyped-defs, allow-untyped-calls, allow-untyped-decorators
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 # Kernels have no annotations but ``constexpr``: Triton evaluates them.
 
 from __future__ import annotations
@@ -75,9 +75,7 @@ def turned_head(source, weight, cos, sin, eps, SIZE: tl.constexpr, NORM: tl.cons
 
 @triton.jit
 def rotate_kernel(
-    q,
-    k,
-    v,
+    heads,
     q_norm,
     k_norm,
     cos,
@@ -100,25 +98,21 @@ def rotate_kernel(
     position = tl.load(positions + row)
     cos += position * SIZE
     sin += position * SIZE
+    source = heads + (row * (HEADS + 2 * KEY_HEADS) + head) * SIZE
     half = tl.arange(0, HALF)
     inside = half < SIZE // 2
     if head < HEADS:
-        place = (row * HEADS + head) * SIZE
-        left, right = turned_head(q + place, q_norm, cos, sin, eps, SIZE, NORM, HALF)
-        tl.store(q_out + place + half, left, mask=inside)
-        tl.store(q_out + place + SIZE // 2 + half, right, mask=inside)
+        left, right = turned_head(source, q_norm, cos, sin, eps, SIZE, NORM, HALF)
+        target = q_out + (row * HEADS + head) * SIZE
     elif head < HEADS + KEY_HEADS:
-        own = head - HEADS
-        left, right = turned_head(k + (row * KEY_HEADS + own) * SIZE, k_norm, cos, sin, eps, SIZE, NORM, HALF)
-        place = ((row * KEY_HEADS + own) * context + position) * SIZE
-        tl.store(keys + place + half, left, mask=inside)
-        tl.store(keys + place + SIZE // 2 + half, right, mask=inside)
+        left, right = turned_head(source, k_norm, cos, sin, eps, SIZE, NORM, HALF)
+        target = keys + ((row * KEY_HEADS + head - HEADS) * context + position) * SIZE
     else:
-        own = head - HEADS - KEY_HEADS
-        source = v + (row * KEY_HEADS + own) * SIZE
-        place = ((row * KEY_HEADS + own) * context + position) * SIZE
-        tl.store(values + place + half, tl.load(source + half, mask=inside), mask=inside)
-        tl.store(values + place + SIZE // 2 + half, tl.load(source + SIZE // 2 + half, mask=inside), mask=inside)
+        left = tl.load(source + half, mask=inside, other=0.0)
+        right = tl.load(source + SIZE // 2 + half, mask=inside, other=0.0)
+        target = values + ((row * KEY_HEADS + head - HEADS - KEY_HEADS) * context + position) * SIZE
+    tl.store(target + half, left, mask=inside)
+    tl.store(target + SIZE // 2 + half, right, mask=inside)
 
 
 @triton.jit
@@ -169,14 +163,16 @@ def attend_kernel(
 
 
 @triton.jit
-def gated_kernel(gate, up, out, count, BLOCK: tl.constexpr):
-    """Write ``silu(gate) * up``."""
-    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
-    inside = place < count
-    value = tl.load(gate + place, mask=inside, other=0.0)
+def gated_kernel(both, out, width, BLOCK: tl.constexpr):
+    """Write ``silu`` of a row's left half times its right half, ``width`` each."""
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < width
+    value = tl.load(both + 2 * row * width + column, mask=inside, other=0.0)
+    up = tl.load(both + (2 * row + 1) * width + column, mask=inside, other=0.0)
     wide = value.to(tl.float32)
     silu = (wide / (1.0 + tl.exp(-wide))).to(value.dtype)
-    tl.store(out + place, silu * tl.load(up + place, mask=inside, other=0.0), mask=inside)
+    tl.store(out + row * width + column, silu * up, mask=inside)
 
 
 class TritonOperations:
@@ -193,15 +189,17 @@ class TritonOperations:
         )  # fmt: skip
         return total, out
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+    def rotate(self, heads: Tensor, place: Place) -> Tensor:
         """See :class:`drk.training.decode_model.Operations`."""
-        rows, heads, size = q.shape
-        key_heads, out = k.shape[1], torch.empty_like(q)
+        rows, count, size = heads.shape
+        key_heads = place.keys.shape[1]
+        queries = count - 2 * key_heads
+        out = torch.empty(rows, queries, size, device=heads.device, dtype=heads.dtype)
         norm = place.q_norm is not None
-        rotate_kernel[(rows, heads + 2 * key_heads)](
-            q, k, v, place.q_norm if norm else q, place.k_norm if norm else k, place.cos, place.sin, place.positions,
-            out, place.keys, place.values, place.keys.shape[2], place.eps,
-            HEADS=heads, KEY_HEADS=key_heads, SIZE=size, NORM=norm, HALF=triton.next_power_of_2(size // 2),
+        rotate_kernel[(rows, count)](
+            heads, place.q_norm if norm else heads, place.k_norm if norm else heads, place.cos, place.sin,
+            place.positions, out, place.keys, place.values, place.keys.shape[2], place.eps,
+            HEADS=queries, KEY_HEADS=key_heads, SIZE=size, NORM=norm, HALF=triton.next_power_of_2(size // 2),
             num_warps=1,
         )  # fmt: skip
         return out
@@ -216,8 +214,9 @@ class TritonOperations:
         )  # fmt: skip
         return out
 
-    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+    def gated(self, both: Tensor) -> Tensor:
         """See :class:`drk.training.decode_model.Operations`."""
-        out, count = torch.empty_like(gate), gate.numel()
-        gated_kernel[(triton.cdiv(count, GATE_BLOCK),)](gate, up, out, count, BLOCK=GATE_BLOCK)
+        rows, width = both.shape[0], both.shape[1] // 2
+        out = torch.empty(rows, width, device=both.device, dtype=both.dtype)
+        gated_kernel[(rows, triton.cdiv(width, GATE_BLOCK))](both, out, width, BLOCK=GATE_BLOCK)
         return out

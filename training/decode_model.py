@@ -1,9 +1,10 @@
 """One token's forward pass of a Llama-shaped model over a key-value cache of fixed size, written for CUDA graphs.
 
-Takes the weights of a ``transformers`` Llama or Qwen3 model (RMS norms, rotary positions, grouped queries, SwiGLU; with
-or without norms on queries and keys) where they lie, so that what an optimizer changes in place is seen. Rows are
-independent: each has its own length, its prompt begins at place 0 of its row of the cache, and nothing is padded on the
-left. :meth:`Forward.prefill` fills the cache with prompts but for their last token, :meth:`Forward.step` reads one
+Takes a ``transformers`` Llama or Qwen3 model (RMS norms, rotary positions, grouped queries, SwiGLU; with or without
+norms on queries and keys). Weights are read where they lie, but for those of heads and of gates, which are copied side
+by side, since few large products take less time than many small ones: :meth:`Forward.refresh` copies them anew. Rows
+are independent: each has its own length, its prompt begins at place 0 of its row of the cache, and nothing is padded on
+the left. :meth:`Forward.prefill` fills the cache with prompts but for their last token, :meth:`Forward.step` reads one
 token a row and gives the next one's logits; neither waits for the device.
 
 Left out, and told by :func:`why_not`: biases, sliding windows, other activations, adapters, quantised weights, rotary
@@ -78,16 +79,19 @@ class Operations(Protocol):
         """Return ``x + delta`` and its RMS norm times ``weight``, ``[B, W]`` each."""
         ...
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
-        """Return the queries ``[B, H, D]``, normed and rotated; keys (likewise) and values go to the cache."""
+    def rotate(self, heads: Tensor, place: Place) -> Tensor:
+        """Return the queries ``[B, H, D]``, normed and rotated; keys (likewise) and values go to the cache.
+
+        ``heads`` are queries, keys and values, ``[B, H + 2 K, D]``.
+        """
         ...
 
     def attend(self, q: Tensor, place: Place) -> Tensor:
         """Return the attention of each row's query to its places up to its position, ``[B, H * D]``."""
         ...
 
-    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
-        """Return ``silu(gate) * up``."""
+    def gated(self, both: Tensor) -> Tensor:
+        """Return ``silu`` of the left half of ``both [B, 2 I]`` times the right half."""
         ...
 
 
@@ -118,8 +122,10 @@ class TorchOperations:
         total = x if delta is None else x + delta
         return total, functional.rms_norm(total, (total.shape[-1],), weight, eps)
 
-    def rotate(self, q: Tensor, k: Tensor, v: Tensor, place: Place) -> Tensor:
+    def rotate(self, heads: Tensor, place: Place) -> Tensor:
         """See :class:`Operations`."""
+        key_heads = place.keys.shape[1]
+        q, k, v = heads.split([heads.shape[1] - 2 * key_heads, key_heads, key_heads], dim=1)
         cos, sin = place.cos[place.positions, None], place.sin[place.positions, None]
         rows = torch.arange(q.shape[0], device=q.device)
         place.keys[rows, :, place.positions] = turned(normed(k, place.k_norm, place.eps), cos, sin)
@@ -136,8 +142,9 @@ class TorchOperations:
         found = functional.scaled_dot_product_attention(grouped, keys, values, attn_mask=mask, scale=place.scale)
         return found.reshape(rows, heads * size)
 
-    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
+    def gated(self, both: Tensor) -> Tensor:
         """See :class:`Operations`."""
+        gate, up = both.chunk(2, dim=-1)
         return functional.silu(gate) * up
 
 
@@ -153,14 +160,11 @@ def turned(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 class Forward:
-    """The model's pass over a :class:`Cache`. Weights are read where they lie; see :meth:`addresses`.
-
-    ``model`` is one that :func:`why_not` has nothing against.
-    """
+    """The model's pass over a :class:`Cache`. ``model`` is one that :func:`why_not` has nothing against."""
 
     def __init__(self, model: Any, operations: Operations | None = None) -> None:
         config, self._base = model.config, model.model
-        self._model = model
+        self._model, self._addresses = model, _addresses(model)
         self._layers = list(model.model.layers)[: config.num_hidden_layers]
         self._ops: Operations = operations or TorchOperations()
         self.heads: int = config.num_attention_heads
@@ -168,6 +172,13 @@ class Forward:
         self.size: int = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.eps: float = config.rms_norm_eps
         self.weight: Tensor = model.lm_head.weight
+        self._side_by_side = [tuple(torch.cat(parts) for parts in _joined(layer)) for layer in self._layers]
+
+    def refresh(self) -> None:
+        """Read those weights again that are kept side by side, into the same memory."""
+        for layer, kept in zip(self._layers, self._side_by_side, strict=True):
+            for whole, parts in zip(kept, _joined(layer), strict=True):
+                torch.cat(parts, out=whole)
 
     @property
     def operations(self) -> Operations:
@@ -179,9 +190,9 @@ class Forward:
         """Layers of the model."""
         return len(self._layers)
 
-    def addresses(self) -> tuple[int, ...]:
-        """Return where the weights lie. A graph is of use for as long as this stays as it was."""
-        return tuple(weight.data_ptr() for weight in self._model.parameters())
+    def reads(self, model: Any) -> bool:
+        """Return whether this is of ``model``, with its weights where they were: graphs are of use only then."""
+        return model is self._model and self._addresses == _addresses(model)
 
     def row_bytes(self, context: int) -> int:
         """Return what one row of the cache takes."""
@@ -204,13 +215,11 @@ class Forward:
         count, length = ids.shape
         x = functional.embedding(ids, self._base.embed_tokens.weight)
         cos, sin = cache.cos[:length], cache.sin[:length]
-        for number, layer in enumerate(self._layers):
-            attention, shape = layer.self_attn, (count, length, -1, self.size)
+        for number, (layer, (heads, gates)) in enumerate(zip(self._layers, self._side_by_side, strict=True)):
+            attention = layer.self_attn
             h = functional.rms_norm(x, (x.shape[-1],), layer.input_layernorm.weight, self.eps)
-            q, k, v = (
-                functional.linear(h, part.weight).view(shape).transpose(1, 2)
-                for part in (attention.q_proj, attention.k_proj, attention.v_proj)
-            )
+            all_heads = functional.linear(h, heads).view(count, length, -1, self.size).transpose(1, 2)
+            q, k, v = all_heads.split([self.heads, self.key_heads, self.key_heads], dim=1)
             q = turned(normed(q, _weight(attention, "q_norm"), self.eps), cos, sin)
             k = turned(normed(k, _weight(attention, "k_norm"), self.eps), cos, sin)
             cache.keys[number][rows, :, :length] = k
@@ -223,7 +232,7 @@ class Forward:
             found = functional.scaled_dot_product_attention(q, k, v, is_causal=True, scale=attention.scaling)
             x = x + functional.linear(found.transpose(1, 2).reshape(count, length, -1), attention.o_proj.weight)
             h = functional.rms_norm(x, (x.shape[-1],), layer.post_attention_layernorm.weight, self.eps)
-            x = x + self._mlp(layer.mlp, h)
+            x = x + functional.linear(TorchOperations().gated(functional.linear(h, gates)), layer.mlp.down_proj.weight)
 
     def step(self, tokens: Tensor, positions: Tensor, cache: Cache, span: int) -> Tensor:
         """Read one token a row at its position, and return the next one's logits ``[B, V]`` in float32.
@@ -237,7 +246,7 @@ class Forward:
         rows, ops = tokens.shape[0], self._ops
         x = functional.embedding(tokens, self._base.embed_tokens.weight)
         delta: Tensor | None = None
-        for number, layer in enumerate(self._layers):
+        for number, (layer, (heads, gates)) in enumerate(zip(self._layers, self._side_by_side, strict=True)):
             attention = layer.self_attn
             place = Place(
                 positions,
@@ -252,19 +261,24 @@ class Forward:
                 span,
             )
             x, h = ops.add_norm(x, delta, layer.input_layernorm.weight, self.eps)
-            q = functional.linear(h, attention.q_proj.weight).view(rows, self.heads, self.size)
-            k = functional.linear(h, attention.k_proj.weight).view(rows, self.key_heads, self.size)
-            v = functional.linear(h, attention.v_proj.weight).view(rows, self.key_heads, self.size)
-            found = ops.attend(ops.rotate(q, k, v, place), place)
+            turned_queries = ops.rotate(functional.linear(h, heads).view(rows, -1, self.size), place)
+            found = ops.attend(turned_queries, place)
             delta = functional.linear(found, attention.o_proj.weight)
             x, h = ops.add_norm(x, delta, layer.post_attention_layernorm.weight, self.eps)
-            delta = self._mlp(layer.mlp, h)
+            delta = functional.linear(ops.gated(functional.linear(h, gates)), layer.mlp.down_proj.weight)
         _, h = ops.add_norm(x, delta, self._base.norm.weight, self.eps)
         return functional.linear(h, self.weight).float()
 
-    def _mlp(self, mlp: Any, h: Tensor) -> Tensor:
-        up = functional.linear(h, mlp.up_proj.weight)
-        return functional.linear(self._ops.gated(functional.linear(h, mlp.gate_proj.weight), up), mlp.down_proj.weight)
+
+def _addresses(model: Any) -> tuple[int, ...]:
+    return tuple(weight.data_ptr() for weight in model.parameters())
+
+
+def _joined(layer: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Return the weights of a layer that are put side by side: for its heads, and for its gates."""
+    attention, mlp = layer.self_attn, layer.mlp
+    heads = [attention.q_proj.weight, attention.k_proj.weight, attention.v_proj.weight]
+    return heads, [mlp.gate_proj.weight, mlp.up_proj.weight]
 
 
 def _weight(attention: Any, name: str) -> Tensor | None:

@@ -23,8 +23,8 @@ def check(heads: int, key_heads: int, size: int, *, norm: bool) -> None:
     for _ in range(2):  # each with a cache of its own
         cache = (keys.clone()[:rows], values.clone()[:rows])
         places.append(Place(positions, *cache, angles.cos(), angles.sin(), *weights, 1e-5, 0.3, 131))
-    q, k, v = (torch.randn(rows, count, size) for count in (heads, key_heads, key_heads))
-    turned = [ops.rotate(q, k, v, place) for ops, place in zip((mine, plain), places, strict=True)]
+    states = torch.randn(rows, heads + 2 * key_heads, size)
+    turned = [ops.rotate(states, place) for ops, place in zip((mine, plain), places, strict=True)]
     close(*turned)
     for name in ("keys", "values"):
         close(getattr(places[0], name), getattr(places[1], name))
@@ -33,8 +33,8 @@ def check(heads: int, key_heads: int, size: int, *, norm: bool) -> None:
     for one in (None, delta):
         for left, right in zip(mine.add_norm(x, one, weight, 1e-5), plain.add_norm(x, one, weight, 1e-5), strict=True):
             close(left, right)
-    gate, up = torch.randn(rows, 700), torch.randn(rows, 700)
-    close(mine.gated(gate, up), plain.gated(gate, up))
+    both = torch.randn(rows, 2200)
+    close(mine.gated(both), plain.gated(both))
 
 
 def close(found: torch.Tensor, wanted: torch.Tensor) -> None:

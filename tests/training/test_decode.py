@@ -162,10 +162,31 @@ def test_the_kernels_compute_what_torch_does() -> None:
     assert done.stdout.decode().strip() == "alike", done.stderr.decode()[-2000:]
 
 
+@pytest.mark.parametrize("dtype", ["*fp32", "*bf16"])
+def test_the_kernels_compile_for_a_gpu(dtype: str) -> None:
+    """To machine code, which the interpreter does not need: what it allows may be no Triton."""
+    pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.compiler import compile as compile_triton
+
+    from drk.training import decode_kernels
+
+    sizes = {"HEADS": 6, "KEY_HEADS": 3, "SIZE": 64, "NORM": True, "HALF": 32, "HAS_DELTA": True, "LANE": 64}
+    numbers = {"width": "i32", "context": "i32", "eps": "fp32", "scale": "fp32", "positions": "*i64"}
+    for name, block in (("add_norm", 512), ("rotate", 0), ("attend", 64), ("gated", 1024)):
+        kernel = getattr(decode_kernels, f"{name}_kernel")
+        values = {**sizes, "BLOCK": block}
+        signature = {one: "constexpr" if one in values else numbers.get(one, dtype) for one in kernel.arg_names}
+        constants = {(place,): values[one] for place, one in enumerate(kernel.arg_names) if one in values}
+        made = compile_triton(ASTSource(kernel, signature, constants), target=GPUTarget("cuda", 90, 32))
+        assert made.asm["cubin"]
+
+
 def test_other_results_than_torchs_are_told() -> None:
     class Wrong(TorchOperations):
-        def gated(self, gate: torch.Tensor, up: torch.Tensor) -> torch.Tensor:
-            return gate * up
+        def gated(self, both: torch.Tensor) -> torch.Tensor:
+            return both.chunk(2, dim=-1)[0]
 
     model = make_model()
     assert difference(model, TorchOperations()) == ""
