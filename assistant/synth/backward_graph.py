@@ -34,7 +34,7 @@ def rule_of(node: Node, metas: Mapping[str, TensorMeta]) -> Rule | None:
         return found
     if reduced_dims(node, metas) is not None:
         return REDUCTION_RULES.get(node.bare_op)
-    if not is_pointwise(node, metas) or _bounded_by_tensor(node):
+    if not is_pointwise(node, metas) or _bounded_by_tensor(node) or node.kwargs.get("rounding_mode"):
         return None
     return POINTWISE_RULES.get(node.bare_op)
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from drk.assistant.synth.channel_norms import by_channel, group_norm_by_channel, train_batch_norm
+from drk.assistant.synth.class_rules import CLASS_RULES
 from drk.assistant.synth.contraction_rules import CONTRACTION_RULES
 from drk.assistant.synth.draft import Draft, contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
@@ -20,6 +21,7 @@ from drk.assistant.synth.loss_rules import LOSS_RULES
 from drk.assistant.synth.pointwise_rules import POINTWISE_RULES
 from drk.assistant.synth.reduction_rules import REDUCTION_RULES, reducible
 from drk.assistant.synth.row_totals import TOTAL_RULES
+from drk.assistant.synth.tally_rules import TALLY_RULES
 from drk.assistant.synth.thin_rules import THIN_RULES
 from drk.gym.graph import Node, Ref, TensorMeta
 
@@ -68,7 +70,7 @@ def _glu(node: Node, draft: Draft) -> Ref | None:
     meta = draft.metas[x.name]
     dim = (node.args[1] if len(node.args) > 1 else -1) % len(meta.shape)
     half = meta.shape[dim] // 2
-    if meta.dtype not in _FUSED or dim != len(meta.shape) - 1:
+    if meta.dtype not in _FUSED:
         return None
     value = draft.emit(node, "value", "slice.Tensor", x, dim, 0, half)
     gate = draft.emit(node, "gate", "slice.Tensor", x, dim, half, 2 * half)
@@ -131,9 +133,12 @@ def _batch_norm(node: Node, draft: Draft) -> Ref | None:
 
 
 def _instance_norm(node: Node, draft: Draft) -> Ref | None:
-    x, weight, bias, running_mean, _, use_input, _, eps = node.args[:8]
+    x, weight, bias, running_mean, variance, use_input, momentum, eps = node.args[:8]
     meta = draft.metas[x.name]
     rank = len(meta.shape)
+    if use_input is False and running_mean is not None:
+        args = (x, weight, bias, running_mean, variance, False, momentum, eps)
+        return _batch_norm(replace(node, op="aten.batch_norm.default", args=args), draft)
     dims = _reduced(meta, tuple(range(2 - rank, 0))) if rank > 2 else None
     if dims is None or running_mean is not None or use_input is not True:
         return None
@@ -266,10 +271,11 @@ def _prelu(node: Node, draft: Draft) -> Ref | None:
     """``where(x > 0, x, weight * x)`` with the weight's channels along dimension 1, as PyTorch computes it."""
     x, weight = node.args[:2]
     meta = draft.metas[x.name]
-    if meta.dtype not in _FUSED or len(meta.shape) < 2 or not draft.by_channel:
+    single = draft.metas[weight.name].numel == 1
+    if meta.dtype not in _FUSED or not meta.shape or (len(meta.shape) < 2 and not single) or not draft.by_channel:
         return None
     shape = (draft.metas[weight.name].numel,) + (1,) * (len(meta.shape) - 2)
-    slope = _shaped(node, draft, weight, shape)
+    slope = weight if single else _shaped(node, draft, weight, shape)
     positive = draft.emit(node, "positive", "gt.Scalar", x, 0)
     return draft.emit(node, "prelu", "where.self", positive, x, draft.emit(node, "sloped", "mul.Tensor", x, slope))
 
@@ -316,8 +322,10 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     "prelu": _prelu,
     **POINTWISE_RULES,
     **REDUCTION_RULES,
+    **TALLY_RULES,
     **TOTAL_RULES,
     **THIN_RULES,
     **CONTRACTION_RULES,
     **LOSS_RULES,
+    **CLASS_RULES,
 }

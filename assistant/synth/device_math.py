@@ -16,7 +16,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
-from drk.assistant.synth.special_math import ROUNDING, SPECIAL
+from drk.assistant.synth.rounding_math import ROUNDING
+from drk.assistant.synth.special_math import SPECIAL
 
 _TWO_POWERS = """\
     t = high_bits(x * 1.4426950408889634)

@@ -1,7 +1,7 @@
 """The Triton text of each ATen pointwise operator, by name.
 
 A lowering takes the node and a function that gives an argument's source, and returns an expression. What needs more
-than a line is a device function (:mod:`drk.assistant.synth.device_math`, :mod:`drk.assistant.synth.special_math`).
+than a line is a device function (:mod:`drk.assistant.synth.device_math` and what it lists).
 Which operators of which types are lowered at all says :mod:`drk.assistant.synth.expression`.
 """
 

@@ -1,10 +1,10 @@
 """Reductions in PyTorch's many forms, written as the few that kernels know.
 
-``std``, ``var`` by dimension, vector norms of order 1, 2 and infinity, ``max`` and ``min`` with their indices, running
+``std``, ``var`` by dimension, with their means too, vector norms, ``max`` and ``min`` with their indices, running
 extremes without them, cosine similarity, pairwise distances, and pooling to a single element. Rules have the form that
 :mod:`drk.assistant.synth.decompositions` describes.
 
-Left out: other orders of norms, and variances with corrections other than 0 and 1.
+Left out: variances with corrections other than 0 and 1, norms of matrices but Frobenius'.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 
 from drk.assistant.synth.draft import Draft
 from drk.assistant.synth.expression import FLOATS
-from drk.gym.graph import Node, Ref, TensorMeta
+from drk.gym.graph import Node, Ref, Symbol, TensorMeta
 
 Rule = Callable[[Node, Draft], Ref | None]
 
@@ -39,16 +39,24 @@ def argument(node: Node, index: int, name: str, default: Any) -> Any:
 
 
 def vector_norm(node: Node, draft: Draft, x: Ref, order: float, dims: tuple[int, ...], *, keep: bool) -> Ref | None:
-    """Emit a norm of ``x`` over ``dims``; None for orders that are not written out."""
+    """Emit a norm of ``x`` over ``dims``, of any order."""
     if order == 2:
         square = draft.emit(node, "square", "pow.Tensor_Scalar", x, 2)
         return draft.emit(
             node, "norm", "sqrt.default", draft.emit(node, "squares", "sum.dim_IntList", square, dims, keep)
         )
+    if order == 0:
+        some = draft.emit(node, "some", "ne.Scalar", x, 0)
+        ones = draft.emit(node, "one", "_to_copy.default", some, dtype=Symbol("dtype", draft.metas[x.name].dtype))
+        return draft.emit(node, "norm", "sum.dim_IntList", ones, dims, keep)
     size = draft.emit(node, "magnitude", "abs.default", x)
     if order == 1:
         return draft.emit(node, "norm", "sum.dim_IntList", size, dims, keep)
-    return draft.emit(node, "norm", "amax.default", size, dims, keep) if order == math.inf else None
+    if math.isinf(order):
+        return draft.emit(node, "norm", "amax.default" if order > 0 else "amin.default", size, dims, keep)
+    power = draft.emit(node, "power", "pow.Tensor_Scalar", size, order)
+    total = draft.emit(node, "powers", "sum.dim_IntList", power, dims, keep)
+    return draft.emit(node, "norm", "pow.Tensor_Scalar", total, 1.0 / order)
 
 
 def _linalg_vector_norm(node: Node, draft: Draft) -> Ref | None:
@@ -69,10 +77,55 @@ def _norm(node: Node, draft: Draft) -> Ref | None:
     return None if dims is None else vector_norm(node, draft, x, 2 if order is None else order, dims, keep=keep)
 
 
+def _matrix_norm(node: Node, draft: Draft) -> Ref | None:
+    """The Frobenius norm, as ``linalg.matrix_norm`` gives it by default."""
+    if argument(node, 1, "ord", "fro") != "fro" or node.kwargs.get("dtype"):
+        return None
+    dims = reducible(draft.metas[node.args[0].name], argument(node, 2, "dim", (-2, -1)))
+    keep = argument(node, 3, "keepdim", False) is True
+    return None if dims is None else vector_norm(node, draft, node.args[0], 2, dims, keep=keep)
+
+
+def _with_mean(node: Node, draft: Draft) -> Ref | None:
+    """``var_mean`` and ``std_mean``: both results by rules of their own."""
+    spread, first = node.bare_op.removesuffix("_mean"), node.metas[0]
+    if first is None:
+        return None
+    alone = replace(node, op=node.op.replace(f"{spread}_mean", spread), metas=(first,))
+    made = _variance(alone, draft)
+    if made is None and spread == "var":
+        made = draft.append(alone, "variance")
+    source = next((item for item in draft.nodes if made is not None and item.name == made.name), None)
+    if source is not None and source.bare_op == "sqrt":
+        source = next(item for item in draft.nodes if item.name == source.args[0].name)
+    if made is None or source is None or source.bare_op != "var":
+        return None
+    dims, keep = argument(source, 1, "dim", None), source.kwargs.get("keepdim", False)
+    wanted = reducible(draft.metas[node.args[0].name], dims)
+    if wanted is None:
+        return None
+    draft.renamed[f"{node.name}[0]"] = made.name
+    draft.renamed[f"{node.name}[1]"] = draft.emit(node, "mean", "mean.dim", node.args[0], wanted, keep).name
+    return None
+
+
+def _of_everything(node: Node, draft: Draft) -> Ref | None:
+    """``prod`` and ``argmax`` without dimensions, along the one dimension that a row-major tensor is in memory."""
+    x = node.args[0]
+    meta = draft.metas.get(x.name) if isinstance(x, Ref) else None
+    plain = len(node.args) == 1 or node.args[1] is None
+    if meta is None or not plain or node.kwargs or meta.dtype not in FLOATS or not meta.contiguous or meta.numel < 2:
+        return None
+    flat = x if len(meta.shape) == 1 else draft.emit(node, "flat", "reshape.default", x, (meta.numel,))
+    if node.bare_op == "prod":
+        return draft.emit(node, "product", "prod.dim_int", flat, 0, False) if node.op.endswith(".default") else None
+    return draft.emit(node, "place", f"{node.bare_op}.default", flat, 0, False) if len(meta.shape) > 1 else None
+
+
 def _variance(node: Node, draft: Draft) -> Ref | None:
     overload = node.op.split(".")[-1]
     if overload == "correction":
-        if node.bare_op == "var":
+        if node.bare_op == "var" and node.kwargs.get("correction") in (0, 1):
             return None
         dims, correction = argument(node, 1, "dim", None), node.kwargs.get("correction")
         keep = node.kwargs.get("keepdim", False)
@@ -125,10 +178,23 @@ def _running_extreme(node: Node, draft: Draft) -> Ref | None:
     return None
 
 
+def _largest_alone(node: Node, draft: Draft) -> Ref | None:
+    """Adaptive pooling gives values and indices; where only values are read, they are an operator of their own."""
+    first = node.metas[0]
+    read = [user for user in draft.users.get(node.name, ()) if draft.users.get(user)]
+    if first is None or node.kwargs or len(read) != 1 or not node.op.endswith(".default"):
+        return None
+    alone = replace(node, op=f"aten.{node.bare_op}.values", metas=(first,))
+    draft.renamed[f"{node.name}[0]"] = draft.append(alone, "pooled").name
+    return None
+
+
 def _pool_to_one(node: Node, draft: Draft) -> Ref | None:
     x, size = node.args[0], node.args[1]
     meta = draft.metas.get(x.name)
     sizes = size if isinstance(size, tuple) else (size,)
+    if meta is not None and set(sizes) != {1} and "max" in node.bare_op:
+        return _largest_alone(node, draft)
     if meta is None or set(sizes) != {1} or len(meta.shape) <= len(sizes):
         return None
     dims = reducible(meta, tuple(range(-len(sizes), 0)))
@@ -142,8 +208,12 @@ def _pool_to_one(node: Node, draft: Draft) -> Ref | None:
 
 def _cosine_similarity(node: Node, draft: Draft) -> Ref | None:
     left, right = node.args[:2]
-    dims = reducible(draft.metas[left.name], argument(node, 2, "dim", 1))
-    if dims is None or draft.metas[left.name] != draft.metas[right.name]:
+    metas = [draft.metas[item.name] for item in (left, right)]
+    dim = argument(node, 2, "dim", 1)
+    if len(metas[0].shape) != len(metas[1].shape) or metas[0].dtype != metas[1].dtype or not metas[0].shape:
+        return None
+    dims = reducible(metas[0], dim)
+    if dims is None or metas[0].shape[dim] != metas[1].shape[dim]:
         return None
     eps = argument(node, 3, "eps", 1e-8)
     parts = []
@@ -159,9 +229,24 @@ def _cosine_similarity(node: Node, draft: Draft) -> Ref | None:
     return draft.emit(node, "similarity", "sum.dim_IntList", product, dims, False)
 
 
+def cosine(node: Node, draft: Draft, left: Ref, right: Ref, tiny: float = 1e-12) -> Ref | None:
+    """Products over the root of both sums of squares (each with ``tiny`` added), along the last dimension."""
+    dims = reducible(draft.metas[left.name], -1)
+    if dims is None:
+        return None
+    sums = []
+    for first, second in ((left, right), (left, left), (right, right)):
+        product = draft.emit(node, "product", "mul.Tensor", first, second)
+        sums.append(draft.emit(node, "sums", "sum.dim_IntList", product, dims, False))
+    squares = [draft.emit(node, "squares", "add.Scalar", item, tiny) for item in sums[1:]]
+    lengths = draft.emit(node, "lengths", "sqrt.default", draft.emit(node, "squares", "mul.Tensor", *squares))
+    return draft.emit(node, "similarity", "div.Tensor", sums[0], lengths)
+
+
 def _pairwise_distance(node: Node, draft: Draft) -> Ref | None:
     left, right = node.args[:2]
-    if draft.metas[left.name].shape != draft.metas[right.name].shape:
+    shapes = [draft.metas[item.name].shape for item in (left, right)]
+    if len(shapes[0]) != len(shapes[1]) or shapes[0][-1:] != shapes[1][-1:]:
         return None
     order, eps = argument(node, 2, "p", 2.0), argument(node, 3, "eps", 1e-6)
     return distance(node, draft, (left, right), order, eps, keep=argument(node, 4, "keepdim", False) is True)
@@ -172,7 +257,7 @@ def distance(
 ) -> Ref | None:
     """``norm(left - right + eps)`` over the last dimension."""
     dims = reducible(draft.metas[pair[0].name], -1)
-    if dims is None or order not in (1, 2):
+    if dims is None:
         return None
     apart = draft.emit(node, "apart", "add.Scalar", draft.emit(node, "difference", "sub.Tensor", *pair), eps)
     return vector_norm(node, draft, apart, order, dims, keep=keep)
@@ -226,8 +311,14 @@ REDUCTION_RULES: Mapping[str, Rule] = {
     "linalg_vector_norm": _linalg_vector_norm,
     "norm": _norm,
     "frobenius_norm": lambda node, draft: _norm(_with_order(node), draft),
+    "linalg_matrix_norm": _matrix_norm,
     "var": _variance,
     "std": _variance,
+    "var_mean": _with_mean,
+    "std_mean": _with_mean,
+    "prod": _of_everything,
+    "argmax": _of_everything,
+    "argmin": _of_everything,
     "max": _extreme,
     "min": _extreme,
     "cummax": _running_extreme,

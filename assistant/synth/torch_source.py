@@ -91,6 +91,8 @@ def torch_call(
     overload = node.op.split(".")[-1]
     if node.op in {"aten.cummax.values", "aten.cummin.values"}:  # torch has them with indices only
         return f"torch.{node.bare_op}({', '.join(args)})[0]"
+    if overload == "values":  # likewise
+        return f"torch.ops.aten.{node.bare_op}.default({', '.join([*args, *keywords])})[0]"
     method = node.bare_op in _METHODS and overload in _PLAIN_OVERLOADS and isinstance(node.args[0], Ref)
     if node.op in _FUNCTIONS:
         return f"{_FUNCTIONS[node.op]}({', '.join([*args, *keywords])})"

@@ -131,6 +131,16 @@ def test_halves_of_one_tensor_are_read_in_place(check):
     check(Function(lambda _, x: (lambda a, b: a * F.gelu(b))(*x.chunk(2, -1))), torch.randn(4, 6, 20))
 
 
+@pytest.mark.parametrize(("dim", "shape"), [(1, (2, 6, 5, 7)), (0, (6, 9)), (2, (2, 3, 8, 7))])
+def test_gates_along_any_dimension(check, dim, shape):
+    compiled = check(Function(lambda _, x: F.glu(x, dim)), torch.randn(shape))
+    assert ".contiguous()" not in compiled.source.split("class ModelNew")[1]
+
+
+def test_a_single_slope_for_vectors(check):
+    assert len(check(Function(lambda s, x: s.m(x) * 2, m=nn.PReLU()), torch.randn(40)).kernels) == 1
+
+
 def test_other_batch_sizes_than_captured(check):
     module = Function(lambda s, x: F.gelu(x + s.bias) * 2, bias=torch.randn(17))
     check(module, torch.randn(4, 3, 17), calls=[[torch.randn(1, 3, 17)], [torch.randn(9, 3, 17)]])
@@ -142,6 +152,14 @@ def test_batch_norm_in_eval_mode(check):
         module.norm.running_mean.normal_()
         module.norm.running_var.uniform_(0.5, 2.0)
     check(module, torch.randn(4, 3, 7, 9), kernels=["batch_norm_relu"])
+
+
+def test_instance_norm_by_running_statistics(check):
+    module = Function(lambda s, x: F.relu(s.norm(x)), norm=nn.InstanceNorm2d(3, track_running_stats=True))
+    with torch.no_grad():
+        module.norm.running_mean.normal_()
+        module.norm.running_var.uniform_(0.5, 2.0)
+    assert len(check(module, torch.randn(4, 3, 7, 9)).kernels) == 1
 
 
 def test_constants_are_written_as_literals(check):
