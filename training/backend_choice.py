@@ -72,7 +72,7 @@ def make_backend(
             context_tokens=config.model.context_tokens,
             rows=rollout.concurrency,
         )
-    return WaveBackend(
+    found = WaveBackend(
         model,
         temperature=rollout.temperature,
         stop_ids=stops,
@@ -82,6 +82,8 @@ def make_backend(
         beside=beside,
         context=lambda: trainer().accelerator.autocast(),  # noqa: PLW0108 - there is no trainer yet
     )
+    found.share = rollout.wave_share
+    return found
 
 
 def check_continuous(config: TrainConfig, *, on_gpu: bool) -> None:

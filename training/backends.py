@@ -84,6 +84,10 @@ class WaveBackend:
             when it is there. None: answers are given when their wave is over, so that nobody is judged meanwhile.
     """
 
+    share = 1.0
+    """Of the live trajectories, how many a wave waits for. Below 1 a part is sampled while the others are still judged;
+    who shares a wave then depends on timing, and the last bits of log-probabilities with it."""
+
     def __init__(
         self,
         model: Callable[[], Any],
@@ -148,7 +152,7 @@ class WaveBackend:
     def _start_when_all_wait(self) -> None:
         # who was cancelled while waiting has left already
         self._waiting = [one for one in self._waiting if not one[1].done()]
-        if not self._waiting or len(self._waiting) < self._live or self._waves:
+        if not self._waiting or len(self._waiting) < self.share * self._live or self._waves:
             return
         batch, self._waiting = self._waiting, []
         batch.sort(key=lambda one: one[0].seed)

@@ -245,6 +245,8 @@ def _check_whole(config: TrainConfig) -> None:
 
 
 def _check_speed(config: TrainConfig) -> None:
+    if not 0 < config.rollout.wave_share <= 1:
+        raise ConfigError("rollout.wave_share must lie above 0, and not above 1")
     if config.gym.min_pairs > config.gym.max_pairs:
         raise ConfigError("gym.min_pairs is above gym.max_pairs")
     if config.reward.speed == "device" and (config.gym.timing or config.reward.baseline != "eager"):

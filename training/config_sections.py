@@ -77,7 +77,9 @@ class RolloutSection:
     ``backend`` ``generate`` samples in this process, in waves of all live trajectories; ``continuous`` by continuous
     batching of transformers, each trajectory on its own (a run does not repeat then); ``vllm`` asks a server
     at ``url`` (``/v1/completions``, token ids in and out, ``--logprobs-mode processed_logprobs``).
-    ``group_sizes`` ``unequal`` gives every second prompt 2 samples and the next one the rest: for studies.
+    ``wave_share`` below 1 lets ``generate`` sample as soon as that share of the live trajectories waits, while the
+    others are judged. ``group_sizes`` ``unequal`` gives every second prompt 2 samples and the next one the rest: for
+    studies.
     """
 
     backend: Literal["generate", "continuous", "vllm"] = "generate"
@@ -91,6 +93,7 @@ class RolloutSection:
     temperature: float = 1.0
     concurrency: int = 64
     batch_rows: int = 256
+    wave_share: float = 1.0
     trajectory_timeout_s: float = 1800.0
     empty_attempts: int = 3
 

@@ -58,7 +58,7 @@ def settings(options: argparse.Namespace, values: dict[str, Any]) -> TrainConfig
     base: dict[str, Any] = {
         "gym.device": "auto" if gpu else "interpret", "gym.timing": timed, "gym.parallel": 12 if gpu else 2,
         "gym.seeds": 2 if gpu else 1, "reward.proxy": not timed, "run.seed": options.seed,
-        "rollout.max_new_tokens": 8 if options.dry_run else 768,
+        "rollout.max_new_tokens": 8 if options.dry_run else 1024,
     }  # fmt: skip
     chosen = base | (TINY if options.dry_run else {}) | values
     return load_config("nano", [f"{name}={json.dumps(value)}" for name, value in chosen.items()])

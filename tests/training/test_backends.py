@@ -53,6 +53,24 @@ def make(model: Model, batch_rows: int = 10) -> WaveBackend:
     return WaveBackend(lambda: model, temperature=1.0, stop_ids=frozenset(), pad_id=0, batch_rows=batch_rows)
 
 
+async def test_half_a_wave_is_sampled_while_the_others_are_away(batches: list[list[int]]) -> None:
+    model = Model()
+    backend = make(model)
+    backend.share = 0.5
+    backend.begin(5)
+    early = [asyncio.create_task(backend.generate(Prompt((seed,), seed, 1))) for seed in (3, 2)]
+    await asyncio.sleep(0.05)
+    assert batches == []
+    early.append(asyncio.create_task(backend.generate(Prompt((1,), 1, 1))))
+    assert [answer.ids for answer in await asyncio.gather(*early)] == [(3,), (2,), (1,)]
+    assert batches == [[1, 2, 3]]
+    for _ in range(3):
+        backend.leave()
+    last = [asyncio.create_task(backend.generate(Prompt((seed,), seed, 1))) for seed in (5, 4)]
+    assert [answer.ids for answer in await asyncio.gather(*last)] == [(5,), (4,)]
+    await backend.close()
+
+
 async def test_a_wave_waits_for_every_live_trajectory(batches: list[list[int]]) -> None:
     model = Model()
     backend = make(model)

@@ -143,7 +143,7 @@ def test_a_run_from_nothing_learns_resumes_and_is_taken_by_the_assistant(tmp_pat
     assert train_scratch(config, lambda _, numbers: losses.append(numbers["loss"])).resumed_at == 12
     assert len(losses) == 12
     facts = json.loads((done.final / FACTS).read_text())
-    assert facts == {"templates": "templates", "context_tokens": 2048, "max_tokens": 768}
+    assert facts == {"templates": "templates", "context_tokens": 2048, "max_tokens": 1024}
     proposer = make_model(str(done.final), ModelSettings(max_tokens=4))
     assert proposer.name.endswith("final")
     asyncio.run(proposer.close())
