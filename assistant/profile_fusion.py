@@ -13,9 +13,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator, Sequence
 
+from drk.assistant.profile_costs import bare_name, operands
 from drk.assistant.profile_rows import Ground
 from drk.assistant.profile_trace import Slice
-from drk.assistant.profile_work import amdahl, bare_name, operands
+from drk.assistant.profile_work import amdahl
 from drk.assistant.report import Figure, FusionCandidate
 from drk.gym.graph_cost import VIEWS
 

@@ -8,7 +8,7 @@ stands in. Part rows say what ran outside of all modules. What limits a row is w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
@@ -79,7 +79,9 @@ def work_of(slices: Sequence[Slice], times: Times, ground: Ground) -> Work:
     cost = total_cost(works)
     floor = None
     if cost is not None and ground.roof is not None:
-        floor = _floor(works, ground.roof, tf32=_tf32(ground.recording))
+        facts = ground.recording.environment
+        flags = {"tf32": bool(facts.get("tf32_matmul")), "tf32_conv": bool(facts.get("tf32_conv"))}
+        floor = _floor(works, ground.roof, flags)
     launches = [piece.duration_us for piece in slices]
     return row_work(
         total_us=times.total_us,
@@ -92,16 +94,12 @@ def work_of(slices: Sequence[Slice], times: Times, ground: Ground) -> Work:
     )
 
 
-def _tf32(recording: Recording) -> bool:
-    return bool(recording.environment.get("tf32_matmul"))
-
-
-def _floor(works: Sequence[tuple[OpCall, float]], roof: Roof, *, tf32: bool) -> tuple[float, BoundClass]:
+def _floor(works: Sequence[tuple[OpCall, float]], roof: Roof, flags: Mapping[str, bool]) -> tuple[float, BoundClass]:
     by_class: dict[BoundClass, float] = {}
     for work in works:
         cost = total_cost([work])
         if cost is not None:
-            least, binding = floor_us(*cost, roof, peak_key([work], tf32=tf32))
+            least, binding = floor_us(*cost, roof, peak_key([work], **flags))
             by_class[binding] = by_class.get(binding, 0.0) + least
     known = {name: value for name, value in by_class.items() if name != "unknown"}
     if not known:

@@ -215,11 +215,22 @@ def does_the_work(node: Node) -> bool:
 
 
 def work_of_node(node: Node) -> OpCall:
-    """Return the call that tells most about a leaf's work: for convolutions the general form further up."""
+    """Return the call that tells most about a leaf's work: for convolutions and attention the general form further up.
+
+    What launches attention's kernels has its tensors in an order of its own.
+    """
     if "convolution" in node.name and "backward" not in node.name:
-        above: Node | None = node
-        while above is not None and above.is_op:
-            if above.name == "aten::convolution":
-                return _call(above)
-            above = above.parent
+        return _call(_above(node, "aten::convolution") or node)
+    if "attention" in node.name:
+        return _call(_above(node, "aten::_scaled_dot_product") or node)
     return _call(node)
+
+
+def _above(node: Node, name: str) -> Node | None:
+    """Return the nearest operator, the node or around it, whose name begins so."""
+    found: Node | None = node
+    while found is not None and found.is_op:
+        if found.name.startswith(name):
+            return found
+        found = found.parent
+    return None

@@ -1,157 +1,25 @@
-"""What an operator's call costs and what limits it: bytes and FLOPs from shapes, roofs, class, Amdahl's bound.
+"""What limits a row of a report: what its calls cost, roofs, class, Amdahl's bound.
 
-Every figure here is an estimate from the shapes that the profiler recorded: operands are read once, results written
-once, views are free (:mod:`drk.gym.graph_cost`). Results are not recorded, so their shapes follow from the operands.
+Every figure here is an estimate from the shapes that the profiler recorded (:mod:`drk.assistant.profile_costs`).
 
 A row's class: ``memory`` or ``compute`` by the roof that binds it (the ridge point), unless it runs far below both:
 then ``launch`` when its kernels are short and the device waits between kernels, else ``latency``.
-
-Left out: caches, padding, what a library's algorithm really moves; attention masks are counted as if dense.
 """
 
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Sequence
 
-from drk.assistant.profile_tree import FREE, OpCall
+from drk.assistant.profile_costs import MATMUL, SDPA, bare_name, call_cost, operands
+from drk.assistant.profile_tree import OpCall
 from drk.assistant.report import BoundClass, Figure, Roof, Work
 from drk.gym.devices import DeviceFacts
-from drk.gym.graph import TensorMeta
-from drk.gym.graph_cost import Cost, operator_cost
 
 SHORT_US = 10.0
 """A kernel shorter than this is about as long as the launch of the next one."""
 FAR_BELOW_PERCENT = 20.0
 MUCH_IDLE = 0.3
-
-# fmt: off
-_DTYPES = {
-    "float": "float32", "double": "float64", "c10::Half": "float16", "c10::BFloat16": "bfloat16", "long int": "int64",
-    "long": "int64", "int": "int32", "short": "int16", "short int": "int16", "signed char": "int8", "char": "int8",
-    "unsigned char": "uint8", "bool": "bool", "c10::complex<float>": "complex64", "c10::complex<double>": "complex128",
-    "c10::Float8_e4m3fn": "float8_e4m3fn", "c10::Float8_e5m2": "float8_e5m2",
-}
-_REDUCING = ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "norm", "linalg_vector_norm", "var",
-             "std", "all", "any", "prod", "logsumexp", "nll_loss_forward", "mse_loss")
-# fmt: on
-_MATMUL = re.compile(r"^(linear|mm|addmm|bmm|baddbmm|matmul|_scaled_mm)$")
-_SDPA = re.compile(r"^(_?scaled_dot_product\w*|_flash_attention\w*|_efficient_attention\w*)$")
-
-
-def bare_name(op: str) -> str:
-    """Return an operator's name without its namespace."""
-    return op.rpartition("::")[2]
-
-
-def _contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    strides, size = [], 1
-    for extent in reversed(shape):
-        strides.append(size)
-        size *= max(extent, 1)
-    return tuple(reversed(strides))
-
-
-def _meta(shape: Sequence[int], dtype: str) -> TensorMeta:
-    sizes = tuple(int(extent) for extent in shape)
-    return TensorMeta(sizes, dtype, _contiguous(sizes))
-
-
-def operands(call: OpCall) -> list[TensorMeta]:
-    """Return the tensors that a call takes, lists of tensors one by one; scalars left out."""
-    found: list[TensorMeta] = []
-    for dims, kind in zip(call.dims, call.types, strict=False):
-        dtype = _DTYPES.get(kind)
-        if isinstance(dims, list) and dims and all(isinstance(item, list) for item in dims):
-            found += [_meta(item, dtype or "float32") for item in dims]
-        elif dtype is not None and isinstance(dims, list):
-            found.append(_meta(dims, dtype))
-    return found
-
-
-def _results(name: str, tensors: list[TensorMeta], call: OpCall) -> list[TensorMeta]:
-    first = tensors[0]
-    if _MATMUL.match(name) and len(tensors) >= 2:
-        left, right = tensors[-2], tensors[-1]
-        if name in ("linear",):
-            left, right = tensors[0], tensors[1]
-            return [_meta((*left.shape[:-1], right.shape[0]), left.dtype)]
-        if left.shape and right.shape:
-            return [_meta((*left.shape[:-1], right.shape[-1]), left.dtype)]
-    if name == "convolution" and len(tensors) >= 2:
-        shape = _convolution_shape(tensors, call)
-        return [_meta(shape, first.dtype)]
-    if name in _REDUCING:
-        return []
-    if name == "embedding" and len(tensors) >= 2:
-        return [_meta((*tensors[1].shape, first.shape[-1]), first.dtype)]
-    if name == "cat":
-        return [_meta((sum(item.numel for item in tensors),), first.dtype)]
-    if _SDPA.match(name):
-        return [first]
-    return [max(tensors, key=lambda item: item.numel)]
-
-
-def _convolution_shape(tensors: list[TensorMeta], call: OpCall) -> tuple[int, ...]:
-    """Output shape of ``aten::convolution(input, weight, bias, stride, padding, dilation, transposed, ...)``."""
-    data, weight = tensors[0].shape, tensors[1].shape
-    spatial = len(data) - 2
-    lists = [_ints(text) for text in call.values[3:6]]
-    if spatial < 1 or len(lists) < 3 or any(not item for item in lists):
-        return data
-    stride, padding, dilation = ((item * spatial)[:spatial] for item in lists)
-    transposed = len(call.values) > 6 and call.values[6] == "True"
-    sizes = []
-    for i in range(spatial):
-        reach = dilation[i] * (weight[i + 2] - 1)
-        if transposed:
-            sizes.append((data[i + 2] - 1) * stride[i] - 2 * padding[i] + reach + 1)
-        else:
-            sizes.append((data[i + 2] + 2 * padding[i] - reach - 1) // max(stride[i], 1) + 1)
-    channels = weight[1] if transposed else weight[0]
-    return (data[0], channels, *(max(size, 0) for size in sizes))
-
-
-def _ints(text: str) -> list[int]:
-    return [int(item) for item in re.findall(r"-?\d+", text)]
-
-
-def call_cost(call: OpCall) -> Cost | None:
-    """Estimate one operator's call; None where the profiler recorded no shapes of it."""
-    name = bare_name(call.name)
-    if name in FREE:
-        return Cost(0, 0)
-    tensors = operands(call)
-    if not tensors:
-        return None
-    if name == "embedding" and len(tensors) >= 2:  # reads the rows that are asked for, not the table
-        out = _results(name, tensors, call)[0]
-        return Cost(2 * out.size_bytes + tensors[1].size_bytes, 0)
-    if name == "convolution_backward" and len(tensors) >= 3:
-        grad, data, weight = tensors[:3]
-        flops = 4 * grad.numel * (weight.numel // max(1, weight.shape[0]))
-        return Cost(grad.size_bytes + 2 * (data.size_bytes + weight.size_bytes), flops)
-    if _SDPA.match(name) and len(tensors) >= 3:
-        return _attention_cost(tensors, backward="backward" in name)
-    if name.startswith(("_foreach_", "_fused_")):
-        return Cost(sum(item.size_bytes for item in tensors) + tensors[0].size_bytes, sum(t.numel for t in tensors))
-    results = _results(name, tensors, call)
-    if name in ("addmm", "baddbmm"):
-        return Cost(
-            sum(item.size_bytes for item in (*tensors, *results)),
-            2 * results[0].numel * tensors[-2].shape[-1] if tensors[-2].shape else 0,
-        )
-    return operator_cost(name.rstrip("_"), tensors[:2] if name == "linear" else tensors, results)
-
-
-def _attention_cost(tensors: list[TensorMeta], *, backward: bool) -> Cost:
-    offset = 1 if backward and len(tensors) > 3 else 0
-    query, key, value = tensors[offset : offset + 3]
-    length = key.shape[-2] if len(key.shape) > 1 else 1
-    traffic = sum(item.size_bytes for item in (query, key, value, query))
-    factor = 10 if backward else 4
-    return Cost(traffic * (2 if backward else 1), factor * query.numel * length)
 
 
 def total_cost(works: Sequence[tuple[OpCall, float]]) -> tuple[float, float] | None:
@@ -167,15 +35,19 @@ def total_cost(works: Sequence[tuple[OpCall, float]]) -> tuple[float, float] | N
     return (size_bytes, flops) if known else None
 
 
-def peak_key(works: Sequence[tuple[OpCall, float]], *, tf32: bool) -> str:
-    """Return the key of the arithmetic roof (``fp32``, ``bf16``, ...) that the heaviest call may use."""
+def peak_key(works: Sequence[tuple[OpCall, float]], *, tf32: bool, tf32_conv: bool = False) -> str:
+    """Return the key of the arithmetic roof (``fp32``, ``bf16``, ...) that the heaviest call may use.
+
+    ``tf32`` and ``tf32_conv`` say whether PyTorch was allowed TF32 for products and for convolutions.
+    """
     heaviest = max(works, key=lambda work: _flops(work[0]), default=None)
     if heaviest is None:
         return "fp32"
     tensors = operands(heaviest[0])
     wide = {item.dtype for item in tensors}
     name = bare_name(heaviest[0].name)
-    product = bool(_MATMUL.match(name) or _SDPA.match(name)) or "convolution" in name
+    convolution = "convolution" in name or name.startswith("conv")
+    product = bool(MATMUL.match(name) or SDPA.match(name)) or convolution
     if "float64" in wide:
         return "fp64"
     if not product:
@@ -184,7 +56,7 @@ def peak_key(works: Sequence[tuple[OpCall, float]], *, tf32: bool) -> str:
         return "fp8"
     if wide & {"bfloat16", "float16"} and "float32" not in wide:
         return "bf16"
-    return "tf32" if tf32 else "fp32"
+    return "tf32" if (tf32_conv if convolution else tf32) else "fp32"
 
 
 def _flops(call: OpCall) -> int:

@@ -190,3 +190,17 @@ def test_an_optimizers_kernels_know_its_name() -> None:
     ]
     (piece,) = analyse(events).slices
     assert (piece.part, piece.phase, piece.line, piece.calls) == ("AdamW.step", "other", 2, ())
+
+
+def test_attention_is_costed_by_the_operator_whose_shapes_have_a_known_order() -> None:
+    heads, tokens = [[2, 12, 64, 32]] * 3, [[2, 64, 12, 32]] * 3
+    events = [
+        step(0, 0),
+        op("aten::scaled_dot_product_attention", 1, 20, heads),
+        op("aten::_scaled_dot_product_flash_attention", 2, 18, heads),
+        op("aten::_flash_attention_forward", 3, 15, tokens),
+        launch(1, 4),
+        kernel("flash_fwd", 1, 9, 3),
+    ]
+    (piece,) = analyse(events).slices
+    assert piece.works[0][0].name == "aten::_scaled_dot_product_flash_attention"

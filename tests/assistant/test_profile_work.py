@@ -2,8 +2,9 @@ from __future__ import annotations
 
 import pytest
 
+from drk.assistant.profile_costs import call_cost
 from drk.assistant.profile_tree import OpCall
-from drk.assistant.profile_work import amdahl, call_cost, classify, floor_us, peak_key, quantile, roof_of, row_work
+from drk.assistant.profile_work import amdahl, classify, floor_us, peak_key, quantile, roof_of, row_work
 from drk.gym.devices import device_facts
 
 F = "float"
@@ -36,6 +37,28 @@ def call(name, dims, types=None, values=()):
             4 * 256 * 2,
             4 * 256 * 16,
         ),
+        (
+            call(
+                "aten::_scaled_dot_product_flash_attention",
+                [[1, 2, 16, 8]] * 3 + [[], []],
+                ["c10::Half"] * 3 + ["", ""],
+                ["", "", "", "0.", "True"],
+            ),
+            4 * 256 * 2,
+            2 * 256 * 16,
+        ),
+        (  # six ids of three bags, rows of 32 bytes
+            call("aten::_embedding_bag", [[50_000, 8], [6], [3]], [F, "long int", "long int"]),
+            (6 + 3) * 32 + 6 * 8,
+            6 * 8,
+        ),
+        (
+            call("aten::embedding_dense_backward", [[6, 8], [6], []], [F, "long int", "Scalar"], ["", "", "1000"]),
+            6 * 32 + 6 * 8 + 1000 * 32,
+            6 * 8,
+        ),
+        (call("aten::copy_", [[100], [100]]), 800, 0),
+        (call("aten::zero_", [[100]]), 400, 0),
     ],
 )
 def test_costs_follow_from_shapes(made, size_bytes, flops) -> None:
@@ -43,9 +66,17 @@ def test_costs_follow_from_shapes(made, size_bytes, flops) -> None:
     assert (cost.size_bytes, cost.flops) == (size_bytes, flops)
 
 
-def test_lists_of_tensors_count_one_by_one() -> None:
-    cost = call_cost(call("aten::_foreach_add_", [[[10], [20]], [[10], [20]]], ["TensorList", "TensorList"]))
-    assert cost.size_bytes >= 4 * 60
+@pytest.mark.parametrize(
+    ("name", "lists", "size_bytes"),
+    [
+        ("_foreach_add_", 2, 4 * 90),  # both are read, the first is written
+        ("_foreach_norm", 1, 4 * 30),
+        ("_fused_adamw_", 4, 4 * (120 + 90)),  # gradients are read only
+    ],
+)
+def test_lists_of_tensors_count_one_by_one(name, lists, size_bytes) -> None:
+    cost = call_cost(call(f"aten::{name}", [[[10], [20]]] * lists, ["TensorList"] * lists))
+    assert cost.size_bytes == size_bytes
 
 
 def test_a_call_without_shapes_is_not_guessed() -> None:
@@ -62,6 +93,9 @@ def test_the_arithmetic_roof_depends_on_type_and_flags() -> None:
     product = [(call("aten::mm", [[8, 4], [4, 16]]), 1.0)]
     assert peak_key(product, tf32=False) == "fp32"
     assert peak_key(product, tf32=True) == "tf32"
+    convolution = [(call("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3]]), 1.0)]
+    assert peak_key(convolution, tf32=False, tf32_conv=True) == "tf32"
+    assert peak_key(convolution, tf32=True, tf32_conv=False) == "fp32"
     half = [(call("aten::mm", [[8, 4], [4, 16]], ["c10::BFloat16"] * 2), 1.0)]
     assert peak_key(half, tf32=False) == "bf16"
     assert peak_key([(call("aten::gelu", [[8]], ["c10::Half"]), 1.0)], tf32=True) == "fp32"
