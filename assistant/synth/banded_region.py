@@ -1,4 +1,4 @@
-"""Regions of a matrix product whose left factor or result goes through ``tril`` and ``triu``.
+"""Regions of a matrix product whose factors or result go through ``tril`` and ``triu``.
 
 The masks are taken out of the region's nodes and put into its product, so that everything else sees a plain product.
 """
@@ -23,26 +23,31 @@ def build_banded_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region
     node = products[0]
     product = product_of(node, facts.metas)
     assert product is not None
-    before = _chain(product.left, by_name, facts)
+    before, beside = (_chain(name, by_name, facts) for name in (product.left, product.right))
     last = next(
         (name for name in reversed(by_name) if name in masks and _starts(name, by_name, facts) == node.name), ""
     )
     after = _chain(last, by_name, facts) if last else []
-    if {*before, *after} != masks or not _private([*reversed(before), node.name, *reversed(after)], facts):
+    if {*before, *beside, *after} != masks or not _private([*reversed(before), node.name, *reversed(after)], facts):
+        return None
+    if not _private([*reversed(beside), node.name], facts):
         return None
     flattened = len(facts.metas[product.left].shape) > 2 and not product.batched
     if product.bias or flattened:
         return None
     left = _starts(before[0], by_name, facts) if before else product.left
+    right = _starts(beside[0], by_name, facts) if beside else product.right
     at = 1 if product.node.bare_op == "addmm" else 0
-    args = tuple(Ref(left) if index == at else arg for index, arg in enumerate(node.args))
+    args = (*node.args[:at], Ref(left), Ref(right), *node.args[at + 2 :])
     core = replace(node, args=args, name=last or node.name)
     kept = [core if item is node else item for item in nodes if item.name not in masks]
     region = build_region(kept, facts, rules)
     if region is None or len(region.products) != 1:
         return None
-    banded = replace(region.products[0], left_band=_joined(before, facts), result_band=_joined(after, facts))
-    absorbed = (*(by_name[name] for name in (*before, *after)), *([node] if last else []))
+    bands = {"left_band": before, "right_band": beside, "result_band": after}
+    banded = replace(region.products[0], **{key: _joined(names, facts) for key, names in bands.items()})
+    inside = dict.fromkeys((*before, *beside, *after))
+    absorbed = (*(by_name[name] for name in inside), *([node] if last else []))
     return replace(region, products=(banded,), absorbed=absorbed)
 
 

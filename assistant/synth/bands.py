@@ -3,7 +3,7 @@
 ``tril(a) @ b`` walks over the columns of ``a`` up to the diagonal only, ``triu(tril(a, w), -w) @ b`` over the band, and
 ``tril(a @ b)`` leaves out the tiles above the diagonal altogether. The masks themselves become part of the kernel.
 
-Left out: matrices that merely hold zeros (what the values are is not looked at), and triangular right factors.
+Left out: matrices that merely hold zeros (what the values are is not looked at).
 """
 
 from __future__ import annotations
@@ -52,19 +52,49 @@ def within(outer: Band, inner: Band) -> Band:
     return Band(outer.source, lower, upper)
 
 
-def loop_lines(left: Band | None, result: Band | None, rows: str) -> list[str]:
-    """Statements that set ``first_inner`` and ``last_inner``: the part of the inner dimension that a tile needs."""
-    top, low = f"tl.min({rows})", f"tl.max({rows})"
-    lines = ["first_inner = 0", "last_inner = n_inner"]
-    if left is not None and left.lower is not None:
-        lines[0] = f"first_inner = tl.maximum({top} + {left.lower}, 0) // BLOCK_K * BLOCK_K"
-    if left is not None and left.upper is not None:
-        lines[1] = f"last_inner = tl.minimum({low} + {left.upper + 1}, n_inner)"
-    outside = []
-    if result is not None and result.upper is not None:
-        outside.append(f"(tl.min(cols) - {low} > {result.upper})")
-    if result is not None and result.lower is not None:
-        outside.append(f"(tl.max(cols) - {top} < {result.lower})")
-    if outside:
-        lines.append(f"last_inner = tl.where({' | '.join(outside)}, 0, last_inner)  # the whole tile is zero")
-    return lines
+@dataclass(frozen=True)
+class Bands:
+    """What is kept of a product's factors, as they are stored, and of its result."""
+
+    left: Band | None = None
+    right: Band | None = None
+    result: Band | None = None
+    transposed: bool = False
+    """The right factor is stored (columns, inner)."""
+
+    def __bool__(self) -> bool:
+        """Whether there is any."""
+        return not self.left is self.right is self.result is None
+
+    @property
+    def lower_left(self) -> bool:
+        """Whether later rows have longer sums."""
+        return self.left is not None and self.left.lower is None and self.left.upper is not None
+
+    def loop_lines(self, rows: str) -> list[str]:
+        """Statements that set ``first_inner`` and ``last_inner``: the part of the inner dimension that a tile needs."""
+        top, low = f"tl.min({rows})", f"tl.max({rows})"
+        first, last = [], []
+        if self.left is not None and self.left.lower is not None:
+            first.append(f"{top} + {self.left.lower}")
+        if self.left is not None and self.left.upper is not None:
+            last.append(f"{low} + {self.left.upper + 1}")
+        right = self.right
+        if right is not None and not self.transposed:
+            right = Band(right.source, *(None if item is None else -item for item in (right.upper, right.lower)))
+        if right is not None and right.lower is not None:
+            first.append(f"tl.min(cols) + {right.lower}")
+        if right is not None and right.upper is not None:
+            last.append(f"tl.max(cols) + {right.upper + 1}")
+        lines = ["first_inner = 0", *(f"first_inner = tl.maximum({item}, first_inner)" for item in first)]
+        if first:
+            lines.append("first_inner = first_inner // BLOCK_K * BLOCK_K")
+        lines += ["last_inner = n_inner", *(f"last_inner = tl.minimum({item}, last_inner)" for item in last)]
+        outside = []
+        if self.result is not None and self.result.upper is not None:
+            outside.append(f"(tl.min(cols) - {low} > {self.result.upper})")
+        if self.result is not None and self.result.lower is not None:
+            outside.append(f"(tl.max(cols) - {top} < {self.result.lower})")
+        if outside:
+            lines.append(f"last_inner = tl.where({' | '.join(outside)}, 0, last_inner)  # the whole tile is zero")
+        return lines

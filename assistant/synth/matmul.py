@@ -28,7 +28,7 @@ from drk.assistant.synth.alignment import (
     units_of,
     worth_copying,
 )
-from drk.assistant.synth.bands import loop_lines
+from drk.assistant.synth.bands import Bands
 from drk.assistant.synth.body import Body, KernelText
 from drk.assistant.synth.domain import index_lines
 from drk.assistant.synth.factors import (
@@ -85,7 +85,7 @@ def write_matmul(
     tile: Tile,
 ) -> KernelText:
     """Return kernel and launcher of a matmul region; ``owned`` values are known to be contiguous."""
-    if region.products[0].of_pixels or region.products[0].left_band or region.products[0].result_band:
+    if region.products[0].of_pixels or _bands(region):
         tile = replace(tile, parts=1)
     body = Body(region, names, metas, two_dimensional=True, extra_operands=product_operands(region, metas))
     pointers, shapes = pointer_arguments(body), shape_arguments(body)
@@ -100,6 +100,9 @@ def write_matmul(
             "batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)",
             "rows = batch * n_rows + matrix_rows",
         ]
+    if _bands(region).lower_left:
+        at = next(index for index, line in enumerate(schedule) if line.startswith(f"{words['local']} = tile_m"))
+        schedule.insert(at, "tile_m = tiles_m - 1 - tile_m  # lower rows have the longer sums: they go first")
     order, parted = _order(body), tile.parts > 1
     lines = [*_known_lines(order), *schedule, *_product_lines(body, words["local"], order, parted=parted)]
     accumulators = [names[item.node.name] for item in region.products]
@@ -166,6 +169,11 @@ def _known_lines(order: _Order) -> list[str]:
     return found
 
 
+def _bands(region: Region) -> Bands:
+    product = region.products[0]
+    return Bands(product.left_band, product.right_band, product.result_band, product.transposed)
+
+
 def _product_lines(body: Body, rows: str, order: _Order, *, parted: bool) -> list[str]:
     left, *rights = factor_names(body)
     product = body.region.products[0]
@@ -189,13 +197,13 @@ def _product_lines(body: Body, rows: str, order: _Order, *, parted: bool) -> lis
         lines.append("# Tiles of the transposed product: its second factor is the one whose rows are contiguous.")
     shape = "(BLOCK_N, BLOCK_M)" if order.turned else "(BLOCK_M, BLOCK_N)"
     lines += [f"{name} = tl.zeros({shape}, dtype=tl.float32)" for name in accumulators]
-    banded = product.left_band is not None or product.result_band is not None
-    if banded or parted:
-        lines += loop_lines(product.left_band, product.result_band, rows) if banded else PART_LINES
+    bands = _bands(body.region)
+    if bands or parted:
+        lines += bands.loop_lines(rows) if bands else PART_LINES
         lines.append(f"left_ptrs += first_inner * stride_{left}_1")
         lines += [f"{right}_ptrs += first_inner * stride_{right}_{step}" for right in rights]
     lines += [
-        f"for start in range({'first_inner, last_inner' if banded or parted else '0, n_inner'}, BLOCK_K):",
+        f"for start in range({'first_inner, last_inner' if bands or parted else '0, n_inner'}, BLOCK_K):",
         "    if EVEN_INNER:",
         "        left = tl.load(left_ptrs)",
         *(f"        {right}_tile = tl.load({right}_ptrs)" for right in rights),
@@ -209,6 +217,10 @@ def _product_lines(body: Body, rows: str, order: _Order, *, parted: bool) -> lis
     if product.left_band is not None:
         kept = product.left_band.condition(f"{rows}{down}", f"(inner{along} + start)")
         lines.append(f"    left = tl.where({kept}, left, 0.0)")
+    if product.right_band is not None:
+        stored = (f"(inner{down} + start)", f"cols{along}")
+        kept = product.right_band.condition(*(stored[::-1] if product.transposed else stored))
+        lines.append(f"    {rights[0]}_tile = tl.where({kept}, {rights[0]}_tile, 0.0)")
     for accumulator, right in zip(accumulators, rights, strict=True):
         tiles = f"{right}_tile, left" if order.turned else f"left, {right}_tile"
         lines.append(f"    {accumulator} = tl.dot({tiles}, {accumulator}, input_precision=PRECISION)")

@@ -52,6 +52,8 @@ class Product:
     bias: str | None = None
     batched: bool = False
     left_band: Band | None = None
+    right_band: Band | None = None
+    """Of the right factor as it is stored."""
     result_band: Band | None = None
     of_pixels: bool = False
 

@@ -1,6 +1,7 @@
 """Triangular and banded products, against float64, and that what is zero is skipped."""
 
 import torch
+import torch.nn.functional as F
 from modules import Each, Function
 
 from drk.assistant.synth.propose import compile_graph, variants
@@ -15,6 +16,11 @@ MASKED = [
     lambda _, a, b: torch.tril(a @ b),
     lambda _, a, b: torch.triu(torch.triu(a) @ b, 2).relu(),
     lambda _, a, b: torch.tril(a, -200) @ b,
+    lambda _, a, b: a @ torch.triu(b, -90),
+    lambda _, a, b: torch.tril(a) @ torch.tril(b) - 1,
+    lambda _, a, b: b.mT @ torch.triu(torch.tril(a, 20), -9),
+    lambda _, a, b: F.linear(b.mT, torch.triu(a, 5)),
+    lambda _, a, b: torch.triu(a) @ torch.triu(a),
     lambda _, a, b: torch.tril(torch.stack([a, b @ b.mT])) @ torch.stack([b, b]),
 ]
 
