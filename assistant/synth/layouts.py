@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from drk.assistant.synth.cat_maps import is_join, padding
 from drk.assistant.synth.depthwise_layout import innermost_channels
 from drk.assistant.synth.draft import contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
@@ -88,6 +89,8 @@ def _takes_bias(
     node = by_name.get(reader)
     if node is None:
         return False
+    if is_join(node):
+        return True
     if is_view(node):
         shown = (_takes_bias(name, by_name, users, metas) for name in users[reader])
         return moves_data(node, metas) or any(shown)
@@ -151,6 +154,13 @@ def _lays_out(node: Node) -> bool:
     return _wants_layout(node) or node.bare_op in _KEEPS_LAYOUT
 
 
+def _moves_alike(node: Node) -> bool:
+    """Whether ``node`` joins or moves elements of tensors of its own rank: kernels do so in any layout."""
+    if len(node.metas) != 1 or node.metas[0] is None or len(node.metas[0].shape) not in (4, 5):
+        return False
+    return (is_join(node) and node.bare_op != "stack") or padding(node) is not None or node.bare_op in {"roll", "flip"}
+
+
 def _does_not_mind(node: Node) -> bool:
     return _lays_out(node) or innermost_channels(node)
 
@@ -183,7 +193,7 @@ class _Layout:
                 self._append(replace(node, metas=(contiguous_meta(node.meta.shape, node.meta.dtype),)))
             elif self._keeps(node):
                 self._append(replace(node, metas=(_last(node.meta),)))
-            elif is_pointwise(node, self.metas):
+            elif is_pointwise(node, self.metas) or _moves_alike(node):
                 inner = any(name in self.metas and is_channels_last(self.metas[name]) for name in node.inputs())
                 laid_out = inner and len(node.meta.shape) in (4, 5) and node.name in followed
                 self._append(replace(node, metas=(_last(node.meta),)) if laid_out else node)

@@ -23,7 +23,7 @@ from drk.assistant.synth.index_maps import NoMap
 from drk.assistant.synth.index_rules import is_view, moves_data
 from drk.assistant.synth.mapped_sizes import Sizes, sizes_of
 from drk.assistant.synth.mapped_trace import Trace, trace
-from drk.assistant.synth.regions import MAX_OPERANDS, Facts, Region, facts_of
+from drk.assistant.synth.regions import MAX_OPERANDS, Facts, Region, Rules, build_region, facts_of, leading_names
 from drk.gym.graph import Graph, Node, TensorMeta
 
 MAX_TRIED = 16
@@ -49,6 +49,7 @@ class _Joiner:
 
     def run(self) -> list[Region]:
         self.by_name = {node.name: node for node in self.graph.nodes}
+        self.regions = [part for region in self.regions for part in self._apart(region)]
         self.owners = {name: region for region in self.regions for name in region.names}
         self.views = {node.name for node in self.graph.nodes if self._free(node)}
         for node in reversed(self.graph.nodes):
@@ -61,6 +62,21 @@ class _Joiner:
             if node.name not in self.owners and self._moves(node) and node.name not in self.facts.fixed:
                 self._copy(node)
         return self.regions
+
+    def _apart(self, region: Region) -> list[Region]:
+        """What joins alone read, and was put together for its inputs' sake, as a region for each result."""
+        outputs = [operand.value for operand in region.outputs]
+        readers = [self.by_name.get(name) for value in outputs for name in self.facts.users[value]]
+        joins = all(item is not None and is_join(item) for item in readers)
+        if len(outputs) < 2 or not _plain(region) or not joins:
+            return [region]
+        parts = [
+            [node for node in region.nodes if node.name in leading_names(region.nodes, value)] for value in outputs
+        ]
+        if sum(map(len, parts)) != len(region.nodes):
+            return [region]
+        found = [build_region(part, self.facts, Rules()) for part in parts]
+        return [item for item in found if item is not None] if None not in found else [region]
 
     def _copy(self, node: Node) -> None:
         """A kernel for what only moves elements."""
@@ -110,9 +126,9 @@ class _Joiner:
         if node.bare_op in {"clone", "contiguous", "reshape", "flatten", "_unsafe_view"} or is_join(node):
             order = memory_order(node.meta)
             sources = [self.facts.metas[name] for name in node.inputs() if name in self.facts.metas]
-            large = [meta for meta in sources if meta.numel * 4 > node.meta.numel]
             if padding(node) is None:
-                return any(not _innermost_alike(meta, node.meta, order) for meta in large)
+                narrow = [meta.numel for meta in sources if not _innermost_alike(meta, node.meta, order)]
+                return sum(narrow) * 4 > node.meta.numel
         return True
 
     def _fitting(self, nodes: list[Node]) -> list[Node]:

@@ -167,3 +167,35 @@ def test_joins_around_convolutions(check):
     parts = {"one": nn.Conv2d(3, 4, 3, padding=1), "two": nn.Conv2d(3, 2, 1), "three": nn.Conv2d(9, 5, 1)}
     for variant in (0, 1):
         check(Function(forward, **parts), torch.randn(2, 3, 6, 5), variant=variant, calls=[[torch.randn(1, 3, 4, 7)]])
+
+
+def test_a_dense_block_never_copies_what_it_keeps(check):
+    def forward(s, x):
+        for norm, conv in ((s.norm_1, s.conv_1), (s.norm_2, s.conv_2)):
+            x = torch.cat([x, conv(F.relu(norm(x)))], 1)
+        return s.last(F.relu(s.norm_3(x)))
+
+    norms = {f"norm_{place + 1}": nn.BatchNorm2d(channels) for place, channels in enumerate((3, 5, 7))}
+    for norm in norms.values():
+        nn.init.uniform_(norm.running_var, 0.5, 1.5)
+    convs = {"conv_1": nn.Conv2d(3, 2, 3, padding=1), "conv_2": nn.Conv2d(5, 2, 1), "last": nn.Conv2d(7, 3, 1)}
+    for variant, launches in ((0, 9), (1, 6)):
+        module = Function(forward, **norms, **convs)
+        compiled = check(module, torch.randn(2, 3, 6, 5), variant=variant, calls=[[torch.randn(1, 3, 4, 7)]])
+        assert "torch.cat" not in compiled.source
+        assert compiled.launches <= launches
+
+
+def test_joins_compile_for_a_gpu(graph_of, offline_compile):
+    def forward(s, x):
+        a, b = x.chunk(2, 1)
+        y = F.pad(
+            torch.cat([x.relu(), a.exp(), F.pad(b, (1, 1, 0, 0))[..., 1:-1] * s.gain], 1), (3, 3, 3, 3), mode="reflect"
+        )
+        z = torch.stack([a.roll((1, 2), (2, 3)), -b], 2).flatten(1, 2).permute(0, 2, 3, 1).contiguous()
+        return y * 2, z, torch.cat([x.transpose(2, 3), s.first.expand(x.shape[0], -1, -1, -1)], 0) + 1
+
+    module = Function(forward, gain=torch.ones(16, 1, 1), first=torch.ones(1, 32, 24, 24)).eval()
+    compiled = compile_graph(graph := graph_of(module, torch.randn(2, 32, 24, 24)), variants(graph)[0])
+    assert kinds(compiled) == ["mapped"] * 3
+    assert all(row["spill_bytes"] == 0 for row in offline_compile(compiled.source, [2, 32, 24, 24]))
