@@ -39,6 +39,7 @@ LAZY_COVERAGE = 0.5
 FAST = (1.0, 1.2, 1.5)
 PATIENCE_S = 20.0
 """A fault of the host is retried for so long, at most: a set must not wait for one answer."""
+DECODED_ROWS = 512
 TELL_S = 10.0
 """Seconds between two lines about a set that is under way."""
 
@@ -115,7 +116,7 @@ class _Evaluation:
             tokenizer,
             PromptSettings(prompt.templates, prompt.policy, config.model.context_tokens, rollout.max_new_tokens),
         )
-        self._decoder = Decoder(rows=rollout.batch_rows)
+        self._decoder = Decoder(rows=max(rollout.batch_rows, DECODED_ROWS))  # nothing is trained beside
         self._backend = session.backend = WaveBackend(
             lambda: model,
             temperature=temperature,

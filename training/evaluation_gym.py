@@ -4,24 +4,77 @@ What a checkpoint writes hangs at times, in a kernel's loop or in a compilation 
 limits of a developer's machine one such answer holds a whole set up for minutes; here for about as long as ten good
 answers take. Judgement is not changed: what is within the limits is judged as anywhere else.
 
+Answers come in the order in which they end. Those of one task are let through together, so that its reference is loaded
+once and not for each of them.
+
 Left out: a served gym has limits and notes of its own. The interpreter keeps the usual limits, since it is slow itself.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections import Counter
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import replace
 from typing import Any
 
 from drk.gym.engine import Gym
 from drk.gym.schema import Candidate, Task, Verdict
-from drk.gym.settings import GymSettings, Limits
+from drk.gym.settings import LEAST_SESSIONS, GymSettings, Limits
 from drk.training.config import TrainConfig
 from drk.training.rl import gym_settings, open_gym
 
 SHORT = Limits(compile_s=20.0, run_s=10.0, total_s=60.0)
 SLOWEST = 5
+
+
+class TaskTurns:
+    """Lets candidates of ``tasks`` tasks through at a time, then those of the task for which most wait."""
+
+    def __init__(self, tasks: int) -> None:
+        self._tasks = tasks
+        self._inside: Counter[str] = Counter()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+
+    @asynccontextmanager
+    async def of(self, task: str) -> AsyncIterator[None]:
+        """Be one of those let through."""
+        if task in self._inside or len(self._inside) < self._tasks:
+            self._inside[task] += 1
+        else:
+            await self._wait(task)
+        try:
+            yield
+        finally:
+            self._leave(task)
+
+    async def _wait(self, task: str) -> None:
+        turn: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(task, []).append(turn)
+        try:
+            await turn
+        except asyncio.CancelledError:
+            if turn.cancelled():
+                left = [one for one in self._waiting.get(task, []) if one is not turn]
+                self._waiting.pop(task, None)
+                self._waiting |= {task: left} if left else {}
+            else:  # it was let through just before
+                self._leave(task)
+            raise
+
+    def _leave(self, task: str) -> None:
+        self._inside[task] -= 1
+        if self._inside[task]:
+            return
+        del self._inside[task]
+        while self._waiting and len(self._inside) < self._tasks:
+            following = max(self._waiting, key=lambda name: len(self._waiting[name]))
+            for turn in self._waiting.pop(following):
+                if not turn.done():  # else it gave up
+                    self._inside[following] += 1
+                    turn.set_result(None)
 
 
 class NotingGym(Gym):
@@ -32,11 +85,18 @@ class NotingGym(Gym):
         self._stages: Counter[str] = Counter()
         self._statuses: Counter[str] = Counter()
         self._slowest: list[tuple[float, str, str]] = []
+        self._turns = TaskTurns(self.sessions_at_once)
+
+    @property
+    def sessions_at_once(self) -> int:
+        """As many references as there are candidates under way, those that wait to be timed among them."""
+        return max(LEAST_SESSIONS, self.settings.parallel + self.settings.parallel // 2)
 
     async def evaluate(self, task: Task, candidate: Candidate) -> Verdict:
         """See :meth:`drk.gym.engine.Gym.evaluate`."""
         begun = time.monotonic()
-        verdict = await super().evaluate(task, candidate)
+        async with self._turns.of(task.name):
+            verdict = await super().evaluate(task, candidate)
         self.note(task.name, verdict, time.monotonic() - begun)
         return verdict
 

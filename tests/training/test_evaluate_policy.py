@@ -18,7 +18,7 @@ from drk.gym.schema import Candidate, Failure, Task, Verdict
 from drk.training import backends, evaluate_policy
 from drk.training.config import load_config
 from drk.training.evaluate_policy import choice_figures, file_tasks, measure, summarise
-from drk.training.evaluation_gym import SHORT, NotingGym, open_evaluation_gym
+from drk.training.evaluation_gym import SHORT, NotingGym, TaskTurns, open_evaluation_gym
 from drk.training.sampling import Prompt, Sampled
 from drk.training.tiny_model import answer_tokenizer, new_model
 
@@ -136,6 +136,26 @@ def test_no_answer_holds_a_set_up(made_up: MadeUpGym) -> None:
     assert told == ["first", "second"]
     assert any("30 trajectories" in line for line in said)
     assert found["second"].figures["judging"]["statuses"] == {"accepted": 2}
+
+
+async def test_candidates_of_one_task_are_let_through_together() -> None:
+    turns, order, go_on = TaskTurns(1), list[str](), asyncio.Event()
+
+    async def judge(task: str) -> None:
+        async with turns.of(task):
+            order.append(task)
+            await go_on.wait()
+
+    tasks = {name: asyncio.create_task(judge(name[0])) for name in ("a1", "b1", "c1", "a2", "c2", "d1", "c3")}
+    await asyncio.sleep(0.05)
+    assert order == ["a", "a"]
+    tasks["b1"].cancel()
+    tasks["c3"].cancel()
+    go_on.set()
+    await asyncio.gather(*tasks.values(), return_exceptions=True)
+    assert order == ["a", "a", "c", "c", "d"]
+    async with turns.of("e"):  # nothing was left behind by those who gave up
+        order.append("e")
 
 
 def test_limits_are_short_on_a_gpu_only() -> None:
