@@ -147,14 +147,28 @@ def _kernel_row(group: list[Slice], ground: Ground) -> KernelRow:
 def module_rows(slices: Sequence[Slice], ground: Ground) -> tuple[ModuleRow, ...]:
     """Return one row for each module that was called, by what could be gained (time above the floor, else time)."""
     inclusive: dict[int, list[Slice]] = {}
+    parents = {module.id: module.parent for module in ground.recording.modules}
     for piece in slices:
-        for number in dict.fromkeys(number for number, _ in piece.calls):
+        for number in _modules_around(piece, parents):
             inclusive.setdefault(number, []).append(piece)
     found = [
         _module_row(module, inclusive.get(module.id, []), ground)
         for module in ground.recording.modules[:MAX_MODULE_ROWS]
     ]
     return tuple(sorted(found, key=_gain, reverse=True))
+
+
+def _modules_around(piece: Slice, parents: Mapping[int, int | None]) -> list[int]:
+    """Return the modules that a slice counts for.
+
+    Checkpointed parts are called again in the backward pass, outside of the modules that they are in: those count too.
+    """
+    found = dict.fromkeys(number for number, _ in piece.calls)
+    above = parents.get(piece.calls[0][0]) if piece.calls else None
+    while above is not None and above not in found:
+        found[above] = None
+        above = parents.get(above)
+    return list(found)
 
 
 def _gain(row: ModuleRow) -> float:
@@ -165,8 +179,9 @@ def _gain(row: ModuleRow) -> float:
 def _module_row(module: RecordedModule, slices: list[Slice], ground: Ground) -> ModuleRow:
     instances: dict[int, float] = {}
     for piece in slices:
-        call = next(call for number, call in piece.calls if number == module.id)
-        instances[call] = instances.get(call, 0.0) + piece.duration_us
+        call = next((call for number, call in piece.calls if number == module.id), None)
+        if call is not None:
+            instances[call] = instances.get(call, 0.0) + piece.duration_us
     own = [piece for piece in slices if piece.module == module.id]
     times = times_of(slices, list(instances.values()), ground)
     parent = module.parent

@@ -134,7 +134,10 @@ def _other_python(command: str) -> str:
     """Return a sentence when the command's Python is not this one, which is often why torch is missing."""
     word = command_words(command)[0]
     found = shutil.which(word)
-    if not Path(word).name.startswith("python") or found is None or Path(found) == Path(sys.executable):
+    own = Path(sys.executable)
+    if not Path(word).name.startswith("python") or found is None:
+        return ""
+    if Path(found).parent == own.parent and Path(found).samefile(own):  # python and python3.11 of one environment
         return ""
     return f"\n{word} is {found}; drk runs on {sys.executable}, which --capture train.py would use"
 

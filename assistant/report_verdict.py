@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from drk.assistant.profile_work import amdahl
 from drk.assistant.report import Attribution, ModuleRow, Report
 
+NEARLY_ALL = 0.97
+WORTH_NAMING = 0.2
+
 
 def class_groups(report: Report) -> list[tuple[str, list[ModuleRow], float]]:
     """Return (class, its module rows, their share of the time) by share; rows inside others of the class once."""
@@ -71,6 +74,9 @@ def verdict_sentence(report: Report) -> str:
 def _where(report: Report, whole: str) -> str:
     groups = [group for group in class_groups(report) if any(row.parent is not None for row in group[1])]
     inner = [group for group in groups if all(row.place is not None for row in group[1])] or groups
+    parts = [group for group in inner if group[2] < NEARLY_ALL]
+    if parts and parts[0][2] >= WORTH_NAMING:  # what a wrapper (DistributedDataParallel) holds is everything again
+        inner = parts
     if not inner or inner[0][2] < 0.05:
         top = report.kernels[:3]
         share = sum(row.times.share for row in top)

@@ -215,3 +215,17 @@ def test_classes_of_a_virtual_environment_inside_the_project_are_not_the_users_o
 
     assert place("layers").line == 1
     assert place(".venv/lib/python3.11/site-packages/torch") is None
+
+
+def test_a_part_that_is_called_again_in_the_backward_counts_for_what_it_is_in() -> None:
+    again = [
+        op("autograd::engine::evaluate_function: CheckpointBackward", 1700, 20, thread=2),
+        host("drk|m|1", 1701, 18, thread=2),
+        op("aten::addmm", 1702, 9, [[8], [8, 8], [8, 8]], thread=2),
+        launch(900, 1703, thread=2),
+        kernel("gemm again", 900, 1710, 50),
+    ]
+    report = build([*gpu_events(4), *again])
+    assert report.module("Net").times.total_us == pytest.approx(350)
+    assert report.module("Net").times.calls == 3
+    assert report.module("Net.fc").times.calls == 4
