@@ -68,7 +68,7 @@ def create_app(settings: ServeSettings) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings = settings
-    app.state.tokens = TokenBook(Path(settings.tokens_file)) if settings.tokens_file else None
+    tokens = app.state.tokens = TokenBook(Path(settings.tokens_file)) if settings.tokens_file else None
     for module in (routes_evaluations, routes_kernelgym, routes_operations):
         app.include_router(module.router)
     _handle_errors(app)
@@ -77,6 +77,7 @@ def create_app(settings: ServeSettings) -> FastAPI:
         size_bytes=settings.body_bytes,
         seconds=settings.body_s,
         loopback_only=settings.insecure_local,
+        knows=(lambda token: tokens.check(token) is not None) if tokens is not None else None,
     )
     return app
 

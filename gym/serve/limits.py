@@ -2,13 +2,14 @@
 
 The body is counted as it arrives (a wrong or missing Content-Length changes nothing). Uvicorn has no limit for slow
 headers, so its HTTP/1.1 protocol gets one here. Bodies are read whole before the application runs, which also frees
-it from half-read requests.
+it from half-read requests; who shows no valid token may send little, so that strangers cannot fill the memory.
 """
 
 from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import h11
@@ -22,12 +23,27 @@ BODY_BYTES = "drk.body_bytes"
 LOOPBACK_HOSTS = frozenset({"127.0.0.1", "localhost", "[::1]", "::1"})
 
 
-class BodyLimit:
-    """ASGI middleware: 413 for too many bytes, 408 for too slow ones."""
+STRANGERS_BYTES = 64 * 1024
 
-    def __init__(self, app: ASGIApp, size_bytes: int, seconds: float, *, loopback_only: bool = False) -> None:
+
+class BodyLimit:
+    """ASGI middleware: 413 for too many bytes, 408 for too slow ones, 401 for many of somebody without a token.
+
+    ``knows`` says whether a token is valid; null where nobody needs one.
+    """
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        size_bytes: int,
+        seconds: float,
+        *,
+        loopback_only: bool = False,
+        knows: Callable[[str], bool] | None = None,
+    ) -> None:
         self._app = app
         self._size_bytes = size_bytes
+        self._knows = knows
         self._seconds = seconds
         self._loopback_only = loopback_only
 
@@ -37,9 +53,14 @@ class BodyLimit:
             await self._app(scope, receive, send)
             return
         try:
-            self._check_headers(scope)
+            headers = dict(scope["headers"])
+            self._check_origin(headers)
+            size_bytes, excess = self._allowed(headers)
+            length = headers.get(b"content-length", b"0")
+            if length.isdigit() and int(length) > size_bytes:
+                raise excess
             async with asyncio.timeout(self._seconds):
-                body = await self._read(receive)
+                body = await self._read(receive, size_bytes, excess)
         except TimeoutError:
             await refuse(send, Refusal("too_slow", f"the request's body took longer than {self._seconds:g} s"))
             return
@@ -60,11 +81,16 @@ class BodyLimit:
 
         await self._app(scope, replay, send)
 
-    def _check_headers(self, scope: Scope) -> None:
-        headers = dict(scope["headers"])
-        length = headers.get(b"content-length", b"0")
-        if length.isdigit() and int(length) > self._size_bytes:
-            raise Refusal("too_large", f"the request's body is larger than {self._size_bytes} bytes")
+    def _allowed(self, headers: Mapping[bytes, bytes]) -> tuple[int, Refusal]:
+        """Return how long the body may be, and what to say to a longer one."""
+        kind, _, token = headers.get(b"authorization", b"").decode("latin-1").partition(" ")
+        known = self._knows is None or (kind.lower() == "bearer" and self._knows(token.strip()))
+        if known or self._size_bytes <= STRANGERS_BYTES:
+            limit = self._size_bytes
+            return limit, Refusal("too_large", f"the request's body is larger than {limit} bytes")
+        return STRANGERS_BYTES, Refusal("unauthorized", "a valid bearer token is needed for a body of this size")
+
+    def _check_origin(self, headers: Mapping[bytes, bytes]) -> None:
         if self._loopback_only:
             # Without tokens, a web page could reach this server through a name that it points at loopback.
             host = headers.get(b"host", b"").decode("latin-1").lower()
@@ -74,7 +100,7 @@ class BodyLimit:
             if b"origin" in headers:
                 raise Refusal("forbidden", "this server is not for web pages", help="start it with tokens")
 
-    async def _read(self, receive: Receive) -> bytes | None:
+    async def _read(self, receive: Receive, limit_bytes: int, excess: Refusal) -> bytes | None:
         parts: list[bytes] = []
         size_bytes = 0
         while True:
@@ -83,8 +109,8 @@ class BodyLimit:
                 return None
             part = message.get("body", b"")
             size_bytes += len(part)
-            if size_bytes > self._size_bytes:
-                raise Refusal("too_large", f"the request's body is larger than {self._size_bytes} bytes")
+            if size_bytes > limit_bytes:
+                raise excess
             parts.append(part)
             if not message.get("more_body"):
                 return b"".join(parts)

@@ -209,6 +209,12 @@ async def test_too_much_and_too_slow_bodies(settings, tokens) -> None:
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
         answer = await client.post("/v1/evaluations", content=endlessly(), headers=tokens["ann"])
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "too_large")
+        # Strangers may send little, so that they cannot fill the memory.
+        for headers in ({}, {"Authorization": "Bearer drk_0_0"}, {"Content-Length": "90000"}):
+            answer = await client.post("/v1/evaluations", content=endlessly(), headers=headers)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (401, "unauthorized"), (
+                "strangers send little"
+            )
         answer = await client.post("/v1/evaluations", content=slowly(), headers=tokens["ann"])
         assert (answer.status_code, answer.json()["error"]["code"]) == (408, "too_slow")
 
