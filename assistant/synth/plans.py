@@ -16,6 +16,7 @@ from typing import Generic, TypeVar
 
 from drk.assistant.synth.algebra import thin_products
 from drk.assistant.synth.cat_order import flat_cats, pieces_for_each
+from drk.assistant.synth.grouped_heads import with_shared_heads
 from drk.assistant.synth.layouts import channels_last as in_channels_last
 from drk.assistant.synth.layouts import without_conv_bias
 from drk.assistant.synth.mapped_region import with_views
@@ -44,6 +45,7 @@ def plan_graph(graph: Graph, rules: Rules, *, channels_last: bool = False) -> Pl
     thin = thin_products(graph)
     images = rows_as_images(thin) if channels_last else thin
     rewritten = rewrite(without_conv_bias(images), by_channel=True, channels_last=channels_last)
+    rewritten = with_shared_heads(rewritten)
     if rules.pointwise and rules.views:
         rewritten = pieces_for_each(flat_cats(rewritten))
     if channels_last:
