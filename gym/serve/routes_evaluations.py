@@ -165,8 +165,6 @@ async def cancel_batch(batch_id: JobId, who: Evaluator, desk: Front) -> dict[str
     if meta.get("owner") != who.name and not who.may("admin"):
         raise Refusal("forbidden", "only its owner or an admin may cancel a batch")
     cancelled = 0
-    for name in (scripts.WAITING, scripts.RUNNING):
-        for job_id in await desk.store.redis.zrange(name, 0, -1):
-            if await desk.store.redis.hget(scripts.job_key(job_id), "batch") == batch_id:
-                cancelled += await desk.cancel(who, job_id) not in TERMINAL
+    for job_id in await desk.store.open_of_batch(batch_id):
+        cancelled += await desk.cancel(who, job_id) not in TERMINAL
     return {"batch_id": batch_id, "cancelled": cancelled}

@@ -194,3 +194,14 @@ local state = redis.call('HGET', key, 'state')
 if state == 'waiting' or state == 'running' then redis.call('HSET', key, 'cancel', '1') end
 return state or ''
 """
+
+OPEN_OF_BATCH = """
+-- ARGV: batch. Returns the ids of its jobs that wait or run
+local found = {}
+for _, set in ipairs({'drk:waiting', 'drk:running'}) do
+  for _, id in ipairs(redis.call('ZRANGE', set, 0, -1)) do
+    if redis.call('HGET', 'drk:job:' .. id, 'batch') == ARGV[1] then found[#found + 1] = id end
+  end
+end
+return found
+"""

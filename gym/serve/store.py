@@ -78,6 +78,7 @@ class Store:
         self._finish = redis.register_script(scripts.FINISH)
         self._requeue = redis.register_script(scripts.REQUEUE)
         self._cancel = redis.register_script(scripts.CANCEL)
+        self._open_of_batch = redis.register_script(scripts.OPEN_OF_BATCH)
 
     async def put_task(self, task_id: str, text: str, ttl_s: int) -> None:
         """Keep a task's JSON under its id."""
@@ -175,6 +176,10 @@ class Store:
         """Return a batch's owner, total and finished; empty when there is none."""
         found: dict[str, str] = await self.redis.hgetall(scripts.batch_meta_key(batch_id))
         return found
+
+    async def open_of_batch(self, batch_id: str) -> list[str]:
+        """Return the ids of a batch's jobs that are not finished."""
+        return list(await self._open_of_batch(args=[batch_id]))
 
     async def workers(self) -> dict[str, dict[str, str]]:
         """Return the heartbeat of every worker that is alive; names of dead ones are dropped on the way."""
