@@ -61,6 +61,7 @@ def gpu_settings(folder: Path, *, tasks: int, speed: str) -> dict[str, Any]:
     return {
         "gym.cache": True, "gym.cache_dir": str(folder), "gym.sessions": tasks, "gym.hidden_shape": False,
         "gym.parallel": 14, "gym.timing": not device, "gym.min_pairs": 6, "gym.max_pairs": 10, "gym.timing_s": 0.2,
+        "gym.compile_s": 20.0, "gym.run_s": 10.0, "gym.total_s": 60.0,
         "reward.speed": speed, "reward.bound": "value", "reward.proxy": False, "tasks.least_elements": LARGE_ELEMENTS,
         "rollout.wave_share": 0.5,
     }  # fmt: skip

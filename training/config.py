@@ -216,6 +216,7 @@ def _elsewhere(key: str) -> str:
 _POSITIVE = (
     "run.steps", "rollout.prompts_per_step", "rollout.turns", "rollout.max_new_tokens", "rollout.temperature",
     "rollout.concurrency", "rollout.batch_rows", "rollout.empty_attempts", "gym.parallel", "gym.seeds", "gym.min_pairs",
+    "gym.compile_s", "gym.run_s", "gym.total_s",
     "optimizer.micro_batches", "optimizer.max_grad_norm", "model.context_tokens", "sft.batch_rows", "sft.micro_batches",
     "scratch.vocabulary", "scratch.texts", "scratch.batch_tokens", "scratch.layers", "scratch.heads", "scratch.width",
 )  # fmt: skip

@@ -105,9 +105,10 @@ class GymSection:
     ``url`` names a served gym (its token: DRK_GYM_TOKEN in the environment); empty: one in this process.
     A step in which more than ``max_fault_share`` of the trajectories were left out stops the run.
     ``sessions`` references are kept at least: with as many as there are tasks, none is loaded twice. ``max_pairs``,
-    ``min_pairs`` and ``timing_s`` bound what timing takes; ``hidden_shape`` judges each candidate at a shape that the
-    task does not show, too. ``cache_dir`` holds verdicts (``cache``) and references' times for several runs; empty: the
-    run's own folder.
+    ``min_pairs`` and ``timing_s`` bound what timing takes, ``compile_s`` a candidate's first call, ``run_s`` each later
+    one and ``total_s`` all of them: a candidate that hangs holds its step up for as long. ``hidden_shape`` judges each
+    candidate at a shape that the task does not show, too. ``cache_dir`` holds verdicts (``cache``) and references'
+    times for several runs; empty: the run's own folder.
     """
 
     url: str = ""
@@ -119,6 +120,9 @@ class GymSection:
     min_pairs: int = 20
     max_pairs: int = 200
     timing_s: float = 3.0
+    compile_s: float = 120.0
+    run_s: float = 60.0
+    total_s: float = 300.0
     compile_baseline: bool = False
     hidden_shape: bool = True
     sessions: int = 0

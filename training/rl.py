@@ -30,7 +30,7 @@ from trl import GRPOConfig
 from drk.assistant.verdict_cache import VerdictCache
 from drk.gym.engine import Gym
 from drk.gym.schema import Task
-from drk.gym.settings import GymSettings, Timing
+from drk.gym.settings import GymSettings, Limits, Timing
 from drk.training.backend_choice import make_backend, sync_served_weights
 from drk.training.backends import PolicyBackend
 from drk.training.config import GymSection, TrainConfig
@@ -111,6 +111,7 @@ def gym_settings(section: GymSection) -> GymSettings:
         parallel=section.parallel,
         offline_compile=section.offline_compile,
         hidden_shape=section.hidden_shape,
+        limits=Limits(compile_s=section.compile_s, run_s=section.run_s, total_s=section.total_s),
         timing=Timing(
             enabled=section.timing,
             min_pairs=section.min_pairs,
