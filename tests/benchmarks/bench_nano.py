@@ -33,7 +33,7 @@ import torch
 
 from drk.training.arms import ARMS, FAMILIES, ArmRecord, arms_table, earlier_curve, gpu_settings, write_comparison
 from drk.training.config import TrainConfig, load_config
-from drk.training.documents import document_of
+from drk.training.documents import document_of, shard_documents
 from drk.training.evaluate_policy import file_tasks, measure
 from drk.training.model_card import write_card
 from drk.training.pairs import StreamPlan, read_pairs, write_shard
@@ -102,20 +102,22 @@ def data(options: argparse.Namespace) -> dict[str, Any]:
     seconds = time.monotonic() - begun
     pairs = list(read_pairs(folder))
     vocabulary, phrases = (1024, 200) if options.dry_run else (4096, 1024)
-    tokenizer = pair_tokenizer(pairs, vocabulary=vocabulary, phrases=phrases, context_tokens=2048)
+    some = pairs[:: max(1, len(pairs) // 8192)]
+    tokenizer = pair_tokenizer(some, vocabulary=vocabulary, phrases=phrases, context_tokens=2048)
     tokenizer.save_pretrained(options.out / "tokenizer")
     found = (document_of(pair, tokenizer, context=10**9) for pair in pairs[:1024])
     lengths = sorted(len(one.ids) for one in found if one is not None)
     facts = {"pairs": len(pairs), "seconds": seconds, "pairs_per_s": len(pairs) / max(seconds, 1e-9)}
     facts |= {"compositions": len({pair.signature for pair in pairs}), "vocabulary": len(tokenizer)}
     shares = {"lazy_share": sum(pair.lazy for pair in pairs) / len(pairs), "tokens_p50": lengths[len(lengths) // 2]}
-    return keep(options, "data", facts | shares)
+    return keep(options, "data", facts | shares | {"too_long": kept.count(None)})
 
 
 def sft(options: argparse.Namespace) -> dict[str, Any]:
     """Train from nothing on the shards, and on pairs written meanwhile."""
     values = {
         "run.output_dir": str(options.out / "sft"), "run.steps": 2 if options.dry_run else options.steps,
+    kept = list(shard_documents(folder, tokenizer, context=2048))  # beside the shards, so that training need not wait
         "run.save_every": 1 if options.dry_run else 500, "scratch.tokenizer": str(options.out / "tokenizer"),
         "scratch.pairs": str(options.out / "pairs"), "scratch.workers": 0 if options.dry_run else options.workers,
         "scratch.minutes": 0.0 if options.dry_run else options.minutes,
