@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from drk.training.families import Family, any_shape, mixed_chain, reduce_once, reduced, row_norm
 from drk.training.operations import BINARY, Operation
-from drk.training.task_writer import Shape, Value, Writer, draw
+from drk.training.task_writer import Fill, Shape, Value, Writer, draw
 
 TOTAL = Operation("total", ("{x}.mean()", "torch.mean({x})", "{x}.sum()", "{x}.mean()"))
 OVER: tuple[Operation, ...] = (
@@ -275,7 +275,7 @@ def formula(writer: Writer) -> list[Value]:
     """Return a formula of several inputs with named steps, over numbers that the constructor takes."""
     rng = writer.rng
     shape = rng.choice(((writer.size(2**14, 2**16, 2**18),), (writer.rows(), writer.width()), any_shape(writer)))
-    fill = rng.choice(("normal", "normal", "uniform"))
+    fill: Fill = rng.choice(("normal", "normal", "uniform"))
     pool = [writer.input(shape, fill=fill, low=rng.choice((0, 0.1, 0.5)), high=rng.choice((1, 2, 4)))]
     pool += [writer.input(shape) for _ in range(rng.choice((1, 2, 2, 3)))]
     fresh = list(pool)
