@@ -39,6 +39,7 @@ from drk.training.sampling import Prompt, Sampled
 
 MEMORY_SHARE = 0.35
 """Of the GPU's free memory, for keys and values."""
+CONTEXT_STEP = 2048
 TRIAL_PLACES = 80
 """Places of the cache in the kernels' trial: more than a tile's."""
 
@@ -134,7 +135,7 @@ class Decoder:
             self._stops = torch.tensor(drawing[1], dtype=torch.int64, device=forward.weight.device)
             self._drawing = drawing
         tokens = power_of_two(max(prompt.max_new_tokens for prompt in prompts), 64)
-        context = power_of_two(max(len(one.ids) + one.max_new_tokens for one in prompts), LEAST_CONTEXT)
+        context = context_of(max(len(one.ids) + one.max_new_tokens for one in prompts))
         rows = power_of_two(min(len(prompts), self._most_rows), LEAST_ROWS)
         cache, state = self._cache, self._state
         if cache is None or state is None or not _same_kind(cache, forward):
@@ -223,6 +224,13 @@ def _same_kind(cache: Cache, forward: Forward) -> bool:
     return (keys.device, keys.dtype) == (forward.weight.device, forward.weight.dtype) and (
         keys.shape[1], keys.shape[3], len(cache.keys)
     ) == (forward.key_heads, forward.size, forward.layers)  # fmt: skip
+
+
+def context_of(longest: int) -> int:
+    """Return a row's places for so long a prompt with its answer: few different numbers, none much too large."""
+    return (
+        power_of_two(longest, LEAST_CONTEXT) if longest <= CONTEXT_STEP else -(-longest // CONTEXT_STEP) * CONTEXT_STEP
+    )
 
 
 def operations_for(model: Any) -> tuple[Operations, str]:

@@ -8,7 +8,7 @@ the left. :meth:`Forward.prefill` fills the cache with prompts but for their las
 token a row and gives the next one's logits; neither waits for the device.
 
 Left out, and told by :func:`why_not`: biases, sliding windows, other activations, adapters, quantised weights, rotary
-scalings that change with the length, weights on several devices. Such models are sampled by
+scalings that change with the length, weights on several devices, large models. Such models are sampled by
 :func:`drk.training.sampling.sample`. What is computed is the model's own pass but for the last bits.
 """
 
@@ -24,6 +24,8 @@ from torch.nn import functional
 SHAPES = ("LlamaForCausalLM", "Qwen3ForCausalLM")
 FIXED_ROPES = ("default", "linear", "llama3")
 """Rotary scalings whose frequencies do not depend on the length."""
+LARGEST = 10**9
+"""Parameters at most: most weights are held twice, and a large model's launches cost little beside its kernels."""
 
 
 def why_not(model: Any) -> str:
@@ -31,6 +33,8 @@ def why_not(model: Any) -> str:
     if type(model).__name__ not in SHAPES or not type(model).__module__.startswith("transformers."):
         return f"{type(model).__name__} is neither Llama nor Qwen3"
     config = model.config
+    if sum(weight.numel() for weight in model.parameters()) > LARGEST:
+        return f"it has more than {LARGEST} parameters"
     if config.hidden_act != "silu":
         return f"its activation is {config.hidden_act}"
     if any(kind != "full_attention" for kind in getattr(config, "layer_types", None) or ()):
@@ -125,7 +129,7 @@ class TorchOperations:
     def rotate(self, heads: Tensor, place: Place) -> Tensor:
         """See :class:`Operations`."""
         key_heads = place.keys.shape[1]
-        q, k, v = heads.split([heads.shape[1] - 2 * key_heads, key_heads, key_heads], dim=1)
+        q, k, v = torch.split(heads, [heads.shape[1] - 2 * key_heads, key_heads, key_heads], dim=1)
         cos, sin = place.cos[place.positions, None], place.sin[place.positions, None]
         rows = torch.arange(q.shape[0], device=q.device)
         place.keys[rows, :, place.positions] = turned(normed(k, place.k_norm, place.eps), cos, sin)
@@ -219,7 +223,7 @@ class Forward:
             attention = layer.self_attn
             h = functional.rms_norm(x, (x.shape[-1],), layer.input_layernorm.weight, self.eps)
             all_heads = functional.linear(h, heads).view(count, length, -1, self.size).transpose(1, 2)
-            q, k, v = all_heads.split([self.heads, self.key_heads, self.key_heads], dim=1)
+            q, k, v = torch.split(all_heads, [self.heads, self.key_heads, self.key_heads], dim=1)
             q = turned(normed(q, _weight(attention, "q_norm"), self.eps), cos, sin)
             k = turned(normed(k, _weight(attention, "k_norm"), self.eps), cos, sin)
             cache.keys[number][rows, :, :length] = k

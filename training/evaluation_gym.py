@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -82,7 +82,7 @@ class NotingGym(Gym):
 
     def __init__(self, settings: GymSettings | None = None) -> None:
         super().__init__(settings)
-        self._stages: Counter[str] = Counter()
+        self._stages: defaultdict[str, float] = defaultdict(float)
         self._statuses: Counter[str] = Counter()
         self._slowest: list[tuple[float, str, str]] = []
         self._turns = TaskTurns(self.sessions_at_once)
@@ -104,7 +104,8 @@ class NotingGym(Gym):
         """Count one verdict; ``seconds`` are with the wait for a Runner."""
         cause = f"{verdict.error.stage}: {verdict.error.kind}" if verdict.error is not None else ""
         self._statuses[verdict.status] += 1
-        self._stages.update(verdict.timings_s)
+        for stage, took in verdict.timings_s.items():
+            self._stages[stage] += took
         self._stages["wait"] += seconds - verdict.timings_s.get("total", seconds)
         self._slowest.append((verdict.timings_s.get("total", seconds), name, cause or verdict.status))
         self._slowest = sorted(self._slowest, reverse=True)[:SLOWEST]
@@ -116,10 +117,11 @@ class NotingGym(Gym):
 
     def take(self) -> dict[str, Any]:
         """Return the notes since the last call, and begin anew. Seconds are summed over candidates."""
+        by_time = sorted(self._stages, key=lambda stage: -self._stages[stage])
         facts = {
             "judged": self.judged,
             "statuses": dict(self._statuses),
-            "stages_s": {stage: round(seconds, 2) for stage, seconds in self._stages.most_common()},
+            "stages_s": {stage: round(self._stages[stage], 2) for stage in by_time},
             "slowest": [{"seconds": round(took, 2), "task": name, "outcome": out} for took, name, out in self._slowest],
         }
         self._stages.clear()

@@ -129,6 +129,8 @@ class TurnLevelTrainer(GRPOTrainer):  # type: ignore[misc] # TRL has no types
         trajectories, clock = self._collect(items, seed=seed)
         self._metrics[mode]["time/rollout_s"].append(time.monotonic() - begun)
         self._metrics[mode]["time/sampling_s"].append(clock.sampling_s)
+        said = sum(len(turn.completion_ids) for one in trajectories for turn in one.turns)
+        self._metrics[mode]["time/tokens_per_s"].append(said / max(clock.sampling_s, 1e-9))
         self._metrics[mode]["time/judging_sum_s"].append(clock.judging_sum_s)
         self._metrics[mode]["gym/judged"].append(float(clock.judged))
         self._metrics[mode]["gym/kept"].append(float(clock.kept))

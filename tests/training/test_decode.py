@@ -16,7 +16,8 @@ pytest.importorskip("transformers", reason="needs the train extra")
 
 from decode_parts import make_model
 
-from drk.training.decode import Decoder, difference
+from drk.training import decode_model
+from drk.training.decode import Decoder, context_of, difference
 from drk.training.decode_model import TorchOperations, why_not
 from drk.training.sampling import Prompt, Sampled, sample
 
@@ -39,7 +40,9 @@ def prompts(count: int = 7, most: int = 28) -> list[Prompt]:
     lengths = torch.randint(1, 30, (count,), generator=generator).tolist()
     lengths[0] = 1
     return [
-        Prompt(tuple(torch.randint(8, 60, (n,), generator=generator).tolist()), seed=100 + i, max_new_tokens=most - i)
+        Prompt(
+            tuple(torch.randint(8, 60, (n,), generator=generator).tolist()), seed=100 + i, max_new_tokens=most - i % 20
+        )
         for i, n in enumerate(lengths)
     ]
 
@@ -113,7 +116,7 @@ def train_a_little(model: Any) -> None:
         optimizer.step()
 
 
-def test_what_it_cannot_run_is_told() -> None:
+def test_what_it_cannot_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "activation" in why_not(make_model(hidden_act="gelu"))
     assert "biases" in why_not(make_model("llama", attention_bias=True))
     assert "window" in why_not(make_model(use_sliding_window=True, sliding_window=8, max_window_layers=0))
@@ -123,6 +126,12 @@ def test_what_it_cannot_run_is_told() -> None:
     mixed.lm_head.weight = torch.nn.Parameter(mixed.lm_head.weight.double())
     assert "several types" in why_not(mixed)
     assert "neither" in why_not(torch.nn.Linear(2, 2))
+    monkeypatch.setattr(decode_model, "LARGEST", 1000)
+    assert "more than 1000 parameters" in why_not(make_model())
+
+
+def test_rows_have_room_without_many_different_lengths() -> None:
+    assert [context_of(n) for n in (3, 257, 2048, 2049, 5000)] == [256, 512, 2048, 4096, 6144]
 
 
 @pytest.mark.gpu
