@@ -36,6 +36,7 @@ from drk.assistant.episode import (
 from drk.assistant.errors import UsageError
 from drk.assistant.hotspots import SHOWN
 from drk.assistant.llm.messages import Message, estimate_tokens
+from drk.assistant.module_excerpt import module_excerpt
 from drk.assistant.proposers import ProposeContext
 from drk.gym.devices import DeviceFacts
 from drk.gym.graph import Graph
@@ -64,6 +65,8 @@ _CEILINGS: Mapping[str, tuple[str, ...]] = {
 class Prompts:
     """The templates. ``folder`` holds replacements by file name; ``version`` names what is used, for the journal.
 
+    ``shows_hotspots`` says whether the task's template tells where the time goes.
+
     Raises:
         UsageError: the folder is missing, a name in it is no template's, or a template has an error.
     """
@@ -81,6 +84,8 @@ class Prompts:
         self._environment.filters["fenced"] = fenced
         self._faults = (jinja2.TemplateError, TypeError, ValueError)
         self.version = self._describe_versions(places)
+        task = next(place / "task.j2" for place in places if (place / "task.j2").is_file())
+        self.shows_hotspots = "hotspot" in task.read_text(encoding="utf-8")
 
     def render(self, name: str, **values: Any) -> str:
         """Return a template filled in.
@@ -148,6 +153,7 @@ def task_text(prompts: Prompts, context: ProposeContext) -> str:
         version_lines=[f"{name} {_version(name)}" for name in ("torch", "triton")],
         files=files,
         left_out=left_out,
+        excerpt=module_excerpt(task),
         input_lines=_input_lines(context.graph),
         hotspot_lines=told.lines,
         hotspots_how=told.how,

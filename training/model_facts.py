@@ -26,5 +26,7 @@ def write_model_facts(folder: Path, config: TrainConfig) -> None:
         "templates": "templates" if source is not None else "",
         "context_tokens": config.model.context_tokens,
         "max_tokens": config.rollout.max_new_tokens,
+        "policy": config.prompt.policy,
+        "temperature": config.rollout.temperature,
     }
     (folder / FACTS).write_text(json.dumps(facts, indent=1) + "\n", encoding="utf-8")

@@ -53,11 +53,12 @@ class LanguageModelProposer:
     """Proposes by asking ``backend``. Enter it by :func:`drk.assistant.proposers.opened`."""
 
     ordered = False
-    reads_hotspots = True
 
     def __init__(self, backend: Backend, settings: ModelSettings, prompts: Prompts) -> None:
         self.name = backend.name
         self.endpoint = backend.endpoint
+        self.reads_hotspots = prompts.shows_hotspots
+        self.enough_coverage = float(getattr(backend, "enough_coverage", math.inf))
         self._backend = backend
         self._settings = settings
         self._prompts = prompts
