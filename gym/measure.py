@@ -2,9 +2,7 @@
 
 Each round draws one set of secret keys and times, in random order, the candidate and every baseline on the inputs
 that these keys give, each window on fresh values after a flush of the L2 cache. Ratios are taken within a round, so
-that clock drift cancels; every few rounds all buffers are laid elsewhere, and the speed-up is the ratios' median with
-an interval from what these groups of rounds say (:mod:`drk.gym.statistics`). All contestants of a round run on the
-same core, and those that are not timed are stopped (:mod:`drk.gym.turns_on_core`). Rounds go on until the interval is
+that clock drift cancels; the speed-up is their median with an interval. All contestants of a round run on the same core, and those that are not timed are stopped (:mod:`drk.gym.turns_on_core`). Rounds go on until the interval is
 narrow enough, the time is spent, or the maximum is reached. Two clocks are read: events in the Runner, and the
 Judge's own around each window; they have to agree.
 """
@@ -33,7 +31,7 @@ from drk.gym.runner_handle import RunnerHandle
 from drk.gym.sandbox import descendants
 from drk.gym.schema import Cell, Failure, Flag, Interval, Speedups
 from drk.gym.settings import Timing
-from drk.gym.statistics import latency, ratio_interval, settled
+from drk.gym.statistics import latency, ratio_interval, resolution, settled
 from drk.gym.turns_on_core import TurnsOnCore
 
 if TYPE_CHECKING:
@@ -52,10 +50,10 @@ MAX_REPEAT = 5000
 STRAIN_LIMIT = 1.5
 SECOND_LOOKS = 4
 CLOCK_PAUSE_S = 0.1
-GROUP_ROUNDS = 4
-"""Rounds after which buffers are laid elsewhere."""
+SETTLE_EVERY = 5
 HURRIED = 1.5
-CROWDED_S = 0.3
+ALIKE = 2.0
+CROWDED_S = 0.25
 """Rounds end after so long while others wait for the GPU; the verdict's interval says how well that went."""
 BEATEN = 1.02
 """By so much a speed-up has to stay below another, beyond its interval, for a candidate to be clearly slower."""
@@ -135,8 +133,6 @@ class Contest:
         self.forms: dict[str, tuple[RunnerHandle, str]] = {"eager": (session.handle, "eager")}
         self.calls: dict[str, int] = {}
         self.lead: dict[str, int] = {}
-        self.rounds = 0
-        self.groups: list[int] = []
         self.times_ms: dict[str, list[float]] = defaultdict(list)
         self.disagreed: dict[str, int] = defaultdict(int)
         self.clock_looks = 0
@@ -158,8 +154,11 @@ class Contest:
         self.forms["candidate"] = (self.runner, "eager")
         answers = {name: await self._warm(name) for name in self.forms}
         room = 2**31 // max(*(int(answer["input_bytes"]) for answer in answers.values()), 1)
-        for name, answer in answers.items():
-            wanted = math.ceil(self.timing.window_us * 1e-6 / max(float(answer["latency_s"]), 1e-6))
+        latencies = {name: max(float(answer["latency_s"]), 1e-6) for name, answer in answers.items()}
+        least = min(latencies.values())
+        for name, latency_s in latencies.items():
+            # What begins and ends a window weighs alike on those that are about as fast.
+            wanted = math.ceil(self.timing.window_us * 1e-6 / (least if latency_s < ALIKE * least else latency_s))
             self.calls[name] = max(1, min(wanted, MAX_CALLS, room))
             self.lead[name] = min(LEAD_CALLS, self.calls[name] // 2, max(room - self.calls[name], 0))
 
@@ -189,7 +188,7 @@ class Contest:
     async def run(self) -> None:
         """Take rounds until the slowest-settling interval is narrow enough."""
         pids = {name: handle.pid for name, (handle, _) in self.forms.items()}
-        with await asyncio.to_thread(TurnsOnCore, pids, whole=bool(self.evaluation.task.grad)) as turns:
+        with await asyncio.to_thread(TurnsOnCore, pids) as turns:
             await self._take_rounds(turns)
         if not turns.held:
             self.evaluation.draft.notes.append(UNHELD)
@@ -203,7 +202,7 @@ class Contest:
             if done < self.timing.min_pairs:
                 continue
             limit_s = min(self.timing.max_s, CROWDED_S) if self.owner.turns.waiting else self.timing.max_s
-            if time.monotonic() > start + limit_s or (done % GROUP_ROUNDS == 0 and self._settled()):
+            if time.monotonic() > start + limit_s or (done % SETTLE_EVERY == 0 and self._settled()):
                 return
 
     async def note_doubts(self) -> None:
@@ -240,7 +239,8 @@ class Contest:
 
     def _ratios(self) -> dict[str, Interval]:
         mine, names = self.times_ms["candidate"], [name for name in self.forms if name != "candidate"]
-        return {name: ratio_interval(self.times_ms[name], mine, self.groups) for name in names}
+        floor = resolution(median(mine))
+        return {name: ratio_interval(self.times_ms[name], mine, floor=floor) for name in names}
 
     def _is_beaten(self, headline: Interval) -> bool:
         """Whether the candidate clearly is not the one that is looked for, and say so in the verdict."""
@@ -252,15 +252,18 @@ class Contest:
         return True
 
     async def _round(self, turns: TurnsOnCore) -> None:
+        keys = [secrets.randbits(62) for _ in range(max(self._window(name) for name in self.forms))]
         names = list(self.forms)
         self.owner.random.shuffle(names)
         limit_s = self.evaluation.settings.limits.run_s
         times: dict[str, float] = {}
-        turns.let_go()
-        await self._prepare(names)
         turns.move()
         for name in names:
             turns.turn_of(name)
+            mine = keys[: self._window(name)]
+            await self._ask(name, "prepare", limit_s, form=self.forms[name][1], keys=mine)
+            if name == "candidate":
+                self.window_keys = mine
             start = time.perf_counter()
             answer = await self._ask(name, "go", limit_s, lead=self.lead[name])
             wall_ms = (time.perf_counter() - start) * 1e3
@@ -270,25 +273,12 @@ class Contest:
                 self.disagreed[name] += 1
                 return
             times[name] = event_ms / self.calls[name]
-        self.groups.append(self.rounds // GROUP_ROUNDS)
         for name, value in times.items():
             self.times_ms[name].append(value)
 
-    async def _prepare(self, names: list[str]) -> None:
-        """Have all contestants draw the inputs of a round at once: the same values, as many as each needs."""
-        keys = [secrets.randbits(62) for _ in range(max(self.lead[name] + self.calls[name] for name in names))]
-        place = {} if self.rounds % GROUP_ROUNDS else {"place": secrets.randbits(30)}
-        self.rounds += 1
-        self.window_keys = keys[: self.lead["candidate"] + self.calls["candidate"]]
-        limit_s = self.evaluation.settings.limits.run_s
-        heads = {name: keys[: self.lead[name] + self.calls[name]] for name in names}
-        asked = (
-            self._ask(name, "prepare", limit_s, form=self.forms[name][1], keys=heads[name], **place) for name in names
-        )
-        # All answers are awaited before the first failure is told: a channel answers one question at a time.
-        for answer in await asyncio.gather(*asked, return_exceptions=True):
-            if isinstance(answer, BaseException):
-                raise answer
+    def _window(self, name: str) -> int:
+        """How many calls a window of this contestant holds, untimed ones included."""
+        return self.lead[name] + self.calls[name]
 
     async def check_outputs(self) -> None:
         """Compare what the candidate returned in its last timed window with the reference's on the same keys.

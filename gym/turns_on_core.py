@@ -7,9 +7,9 @@ processes on the same core, another one each round, by 1.7, 0.3 and 0.06 %, as m
 Who shares a core with the baseline could slow it by keeping that core busy. So every process of the others is stopped
 while one is timed; that holds whatever a candidate leaves running on the host.
 
-Left out: work that a candidate left running on the GPU. Only first threads are moved, unless ``whole`` is asked for
-(the backward pass launches from a thread of its own). Where the system refuses (another user's process), contestants
-stay where they are; :attr:`TurnsOnCore.held` says so.
+Left out: work that a candidate left running on the GPU. Threads that a contestant starts during its turn begin on the
+core of the thread that starts them. Where the system refuses (another user's process), contestants stay where they
+are; :attr:`TurnsOnCore.held` says so.
 """
 
 from __future__ import annotations
@@ -29,14 +29,13 @@ from drk.gym.sandbox import ProcessTable, descendants
 class TurnsOnCore:
     """The process trees of a measurement's contestants, as they are when this is made.
 
-    ``pids`` names the first process of each contestant; two names may share one. ``whole`` moves all their threads.
-    Leaving the context lets all go on, wherever they were before.
+    ``pids`` names the first process of each contestant; two names may share one. Leaving the context lets all go on,
+    wherever they were before.
     """
 
-    def __init__(self, pids: Mapping[str, int], *, whole: bool = False, cores: Iterable[int] | None = None) -> None:
+    def __init__(self, pids: Mapping[str, int], cores: Iterable[int] | None = None) -> None:
         self.cores = sorted(os.sched_getaffinity(0) if cores is None else cores)
         self.held = True
-        self.whole = whole
         self._random = random.SystemRandom()
         self._pids = dict(pids)
         table = ProcessTable(max_age_s=0.0).recent()
@@ -52,7 +51,7 @@ class TurnsOnCore:
             for pid in tree:
                 with contextlib.suppress(OSError):
                     self._handles[root].append(os.pidfd_open(pid))
-                for thread in _threads(pid) if self.whole else [pid]:
+                for thread in _threads(pid):
                     with contextlib.suppress(OSError):
                         self._before[thread] = os.sched_getaffinity(thread)
         return self
@@ -60,22 +59,14 @@ class TurnsOnCore:
     def __exit__(
         self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.let_go()
         everywhere = set(self.cores)
-        for thread in (thread for tree in self._trees.values() for pid in tree for thread in _threads(pid)):
-            if thread not in self._before:  # started meanwhile, by one that was held on a core
-                self._place(thread, everywhere)
-        for handle in (handle for handles in self._handles.values() for handle in handles):
-            os.close(handle)
-        self._handles.clear()
-
-    def let_go(self) -> None:
-        """Let all go on at once, where they were before."""
-        for thread, cores in self._before.items():
-            self._place(thread, cores)
-        for root in self._stopped:
+        for root, tree in self._trees.items():
+            for thread in (thread for pid in tree for thread in _threads(pid)):
+                self._place(thread, self._before.get(thread, everywhere))
             self._tell(root, signal.SIGCONT)
-        self._stopped.clear()
+            for handle in self._handles[root]:
+                os.close(handle)
+        self._handles.clear()
 
     def move(self) -> int:
         """Have all contestants run on one core, chosen at random; return it."""

@@ -1,8 +1,4 @@
-"""Timed runs in a Runner: ``warm``, ``prepare`` (fresh values), ``go`` (the window, on a cold cache), ``outputs``.
-
-A window's inputs and outputs lie where the allocator puts them, and one place is faster than another by some tenths of
-a percent. So ``prepare`` moves them when it is told to: what differs between two processes by chance then differs
-within a measurement too, and its interval shows it.
+"""Timed runs in a Runner: ``warm``, ``prepare`` (fresh values, cold cache), ``go`` (the window), ``outputs``.
 
 ``compile`` goes before ``warm`` of the compiled form where there is time for it: it needs no GPU to speak of.
 
@@ -30,8 +26,6 @@ from drk.gym.runner.training_step import Stepped, TrainingStep
 if TYPE_CHECKING:
     from drk.gym.runner.session import Session
 
-PAGE_BYTES = 2 * 2**20
-MAX_PAD_PAGES = 64
 MIN_WARM_CALLS = 3
 MAX_WARM_CALLS = 20
 MAX_WARM_S = 10.0
@@ -53,7 +47,6 @@ class Timer:
         self.draws = False
         self.form = "eager"
         self.flush: torch.Tensor | None = None
-        self.pad: torch.Tensor | None = None
 
     # --- warm-up -----------------------------------------------------------------------------------------
 
@@ -143,13 +136,10 @@ class Timer:
     # --- the window --------------------------------------------------------------------------------------
 
     def prepare(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        """Draw fresh inputs for each call of the coming window and restore state; ``place`` has them lie elsewhere."""
+        """Draw fresh inputs for each call of the coming window, restore state, empty the L2 cache."""
         self.form = message["form"]
-        outputs = _tensor_bytes(self.values) if "place" in message else []
         self.values = []
         self.calls = []
-        if "place" in message:
-            self._move(int(message["place"]))
         self.keys = [int(key) for key in message["keys"]]
         self.session.snapshot.restore(self.session.built)
         for key in message["keys"]:
@@ -157,16 +147,9 @@ class Timer:
         forward = self._form(self.form)
         if isinstance(forward, TrainingStep):
             forward.draw([int(key) for key in message["keys"]])
-        # Room for the outputs as well, or the window would wait for the driver to find some.
-        _ = [torch.empty(size, dtype=torch.uint8, device="cuda") for size in outputs]
+        self._flush_cache()
         _SYNCHRONIZE()
         return {}
-
-    def _move(self, place: int) -> None:
-        self.pad = None
-        torch.cuda.empty_cache()
-        pages = 1 + place % MAX_PAD_PAGES
-        self.pad = torch.empty(pages * PAGE_BYTES, dtype=torch.uint8, device="cuda")
 
     def _flush_cache(self) -> None:
         if self.flush is None:
@@ -175,7 +158,7 @@ class Timer:
         self.flush.zero_()
 
     def go(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        """Empty the L2 cache and run the window; answer milliseconds by events.
+        """Run the window; answer milliseconds by events.
 
         The first ``lead`` calls are answered apart (``lead_ms``): other processes have just emptied the caches that a
         launch runs from, which in a loop of calls is not so.
@@ -185,7 +168,6 @@ class Timer:
         """
         forward, options = self._form(self.form), self._options(int(message.get("key", 0)))
         repeat, lead = int(message.get("repeat", 0)), int(message.get("lead", 0))
-        self._flush_cache()
         first, begin, end = (_EVENT(enable_timing=True) for _ in range(3))  # type: ignore[no-untyped-call]
         # The device idles while the first launch is prepared on the host; a short spin hides that, and only that.
         _SLEEP(SPIN_CYCLES)  # type: ignore[no-untyped-call]
@@ -227,15 +209,9 @@ class Timer:
 
     def rest(self, _message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
         """Give back the memory that timing took."""
-        self.flush = self.pad = None
+        self.flush = None
         self._start_clean()
         return {}
-
-
-def _tensor_bytes(values: list[Any]) -> list[int]:
-    """Sizes of what a window's calls returned."""
-    leaves = (leaf for value in values if not isinstance(value, Stepped) for _, leaf in execute.output_leaves(value))
-    return [leaf.numel() * leaf.element_size() for leaf in leaves if isinstance(leaf, torch.Tensor) and leaf.is_cuda]
 
 
 def _held_bytes(value: Any) -> int:

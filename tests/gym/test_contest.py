@@ -167,7 +167,6 @@ async def test_losers_are_timed_no_longer_than_it_takes_to_see_it(
     async def take_round(_turns: Any) -> None:
         place = len(one.times_ms["candidate"])
         one.times_ms["eager"].append(1.0)
-        one.groups.append(place // 4)
         one.times_ms["candidate"].append(slowdown * (1.0 + 1e-3 * (place % 3 - 1)))
 
     monkeypatch.setattr(one, "_round", take_round)
@@ -226,7 +225,6 @@ async def test_rounds_end_sooner_while_others_wait(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(measure, "CROWDED_S", 0.0)
 
     async def take_round(_turns: Any) -> None:
-        one.groups.append(len(one.groups) // 4)
         one.times_ms["eager"].append(1.0)
         one.times_ms["candidate"].append(random.Random(len(one.times_ms["eager"])).uniform(0.2, 2.0))
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 
-from drk.gym.statistics import latency, ratio_interval, settled, student_quantile
+from drk.gym.statistics import BIRGE_RATIO, latency, ratio_interval, resolution, settled
 
 
 def test_drift_cancels_in_pairs() -> None:
@@ -43,33 +45,21 @@ def test_latency_orders_its_bounds() -> None:
     assert found.low <= found.median <= found.high and found.median == 1.0
 
 
-def test_student_quantiles() -> None:
-    # Tables of Student's distribution, 97.5 %.
-    for degrees, expected in ((3, 3.1824), (4, 2.7764), (9, 2.2622), (24, 2.0639), (10**6, 1.9600)):
-        assert student_quantile(degrees) == pytest.approx(expected, rel=3e-3)
-    with pytest.raises(ValueError, match="three degrees"):
-        student_quantile(2)
+def test_intervals_are_stretched_for_what_differs_between_runs() -> None:
+    generator = np.random.default_rng(5)
+    ratios = np.exp(generator.normal(0.1, 0.02, size=60))
+    interval = ratio_interval(ratios, np.ones(60), seed=3)
+    medians = np.median(ratios[np.random.default_rng(3).integers(0, 60, size=(400, 60))], axis=1)
+    low, high = np.quantile(medians, [0.025, 0.975])
+    for bound, plain in ((interval.low, low), (interval.high, high)):
+        assert math.log(bound / interval.value) == pytest.approx(BIRGE_RATIO * math.log(plain / interval.value))
 
 
-def test_what_a_group_shares_widens_the_interval() -> None:
-    generator = np.random.default_rng(11)
-    hits = {"grouped": 0, "pairs": 0}
-    for trial in range(300):
-        shared = np.repeat(generator.normal(0.0, 0.01, 5), 4)
-        ratios = np.exp(shared + generator.normal(0.0, 0.002, 20))
-        for name, groups in (("grouped", list(np.repeat(np.arange(5), 4))), ("pairs", None)):
-            interval = ratio_interval(list(ratios), [1.0] * 20, groups, seed=trial)
-            hits[name] += interval.low <= 1.0 <= interval.high
-    assert 270 <= hits["grouped"] <= 298
-    assert hits["pairs"] < 220, "pairs of a group are not independent: the bootstrap takes them for more than they are"
-
-
-def test_a_group_that_was_hardly_measured_does_not_count() -> None:
-    groups = [0, 0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3, 3, 4]
-    ratios = [1.0, 1.01, 0.99, 1.0] * 4 + [3.0]
-    interval = ratio_interval(ratios, [1.0] * 17, groups)
-    assert interval.high < 1.02
-    few = ratio_interval([1.0, 1.1, 0.9, 1.0], [1.0] * 4, [0, 0, 1, 1])
-    assert few == ratio_interval([1.0, 1.1, 0.9, 1.0], [1.0] * 4)
-    with pytest.raises(ValueError, match="pairs"):
-        ratio_interval([1.0, 1.0], [1.0, 1.0], [0])
+def test_two_processes_with_the_same_code_are_not_told_apart() -> None:
+    exact = ratio_interval([1.002] * 20, [1.0] * 20)
+    assert exact.low == pytest.approx(1.002)
+    floored = ratio_interval([1.002] * 20, [1.0] * 20, floor=resolution(0.1))
+    assert floored.low < 1.0 < floored.high
+    assert floored.low == pytest.approx(1.002 * math.exp(-0.0035))
+    assert resolution(0.01) == resolution(0.1) == 0.0035
+    assert resolution(5.0) == pytest.approx(0.00095, rel=0.01)

@@ -66,7 +66,7 @@ def pair() -> Iterator[dict[str, int]]:
 def test_one_runs_on_the_core_and_the_others_with_their_children_stand_still(pair: dict[str, int]) -> None:
     eager, candidate = pair["eager"], pair["candidate"]
     before = affinities(candidate)
-    with TurnsOnCore(pair, whole=True) as turns:
+    with TurnsOnCore(pair) as turns:
         core = turns.move()
         for pid in (eager, candidate, child_of(candidate)):
             assert affinities(pid) == [{core}] * len(affinities(pid))
@@ -78,11 +78,6 @@ def test_one_runs_on_the_core_and_the_others_with_their_children_stand_still(pai
         assert until(eager, stopped=True)
         assert until(candidate, stopped=False)
         assert until(child_of(candidate), stopped=False)
-        turns.let_go()
-        assert until(eager, stopped=False)
-        assert affinities(candidate) == before
-        turns.turn_of("eager")
-        assert until(candidate, stopped=True)
     assert turns.held
     assert until(eager, stopped=False)
     assert affinities(candidate) == before
