@@ -2,7 +2,8 @@
 
 Each round draws one set of secret keys and times, in random order, the candidate and every baseline on the inputs
 that these keys give, each window on fresh values after a flush of the L2 cache. Ratios are taken within a round, so
-that clock drift cancels; the speed-up is their median with an interval. All contestants of a round run on the same core, and those that are not timed are stopped (:mod:`drk.gym.turns_on_core`). Rounds go on until the interval is
+that clock drift cancels; the speed-up is their median with an interval. All contestants of a round run on the same
+core, and those that are not timed are stopped (:mod:`drk.gym.turns_on_core`). Rounds go on until the interval is
 narrow enough, the time is spent, or the maximum is reached. Two clocks are read: events in the Runner, and the
 Judge's own around each window; they have to agree.
 """
