@@ -54,6 +54,8 @@ from drk.assistant.synth.split_product import PART_LINES, parts_lines, store_lin
 from drk.assistant.synth.tiles import Tile
 from drk.gym.graph import TensorMeta
 
+LEAST_TURNED = 64
+"""Tensor cores take so many rows of the first factor: products of fewer columns are not turned."""
 _SCHEDULE = [
     "# Tiles that run at the same time share operands in L2: walk down GROUP_M row tiles, then one column on.",
     "tiles_m = tl.cdiv(n_rows, BLOCK_M)",
@@ -152,7 +154,7 @@ def _order(body: Body) -> _Order:
     copied, turned = copies_of(factors) if worth else frozenset(), False
     if product.node.meta.dtype == "float32":
         first, *others = (item.name in copied or item.inner_last for item in factors)
-        turned = first and not all(others)
+        turned = first and not all(others) and region.shape[-1] >= LEAST_TURNED
         if worth and not first and not all(others) and len(rights) == 1:
             turned = left.meta.numel <= rights[0].meta.numel
             copied |= {left.name if turned else rights[0].name}

@@ -37,6 +37,8 @@ FP32_TILES = (
     Tile(64, 128, 32, 4, 3),
     Tile(64, 64, 32, 4, 3),
     Tile(32, 64, 32, 4, 4),
+    Tile(128, 32, 32, 4, 4),
+    Tile(128, 16, 32, 4, 4),
 )
 """For ``tf32x3``: three products a step, so arithmetic dominates and registers are short."""
 
@@ -46,6 +48,8 @@ HALF_TILES = (
     Tile(64, 128, 64, 4, 4),
     Tile(64, 64, 64, 4, 4),
     Tile(32, 64, 64, 4, 5),
+    Tile(128, 32, 64, 4, 4),
+    Tile(128, 16, 64, 4, 4),
 )
 """For float16 and bfloat16 operands."""
 

@@ -138,18 +138,19 @@ def test_vectors_single_columns_and_diagonals_need_no_tiles(check):
 @pytest.mark.parametrize(
     ("left", "right", "turned"),
     [
-        ((30, 70), (70, 20), True),
+        ((30, 70), (70, 20), False),
+        ((30, 70), (70, 80), True),
         ((70, 30), (70, 20), False),
         ((30, 70), (20, 70), False),
         ((70, 30), (20, 70), False),
-        ((3, 30, 70), (3, 70, 20), True),
+        ((3, 30, 70), (3, 70, 66), True),
     ],
 )
 def test_every_order_of_operands(check, left, right, turned):
     """A right factor whose rows are contiguous has the transposed product's tiles computed."""
     module = Function(
         lambda s, x, y: torch.relu((x.mT if x.shape[-2] == 70 else x) @ (y if y.shape[-2] == 70 else y.mT) - s.bias),
-        bias=torch.randn(20),
+        bias=torch.randn(right[-1] if right[-2] == 70 else right[-2]),
     )
     compiled = check(module, torch.randn(left), torch.randn(right), factor=3.0)
     assert ("tl.trans(" in compiled.source) == turned

@@ -17,6 +17,11 @@ def test_few_rows_get_short_tiles():
     assert best.block_m <= 64
 
 
+def test_few_columns_get_narrow_tiles():
+    assert _first(16384, 10, 4096).block_n == 16
+    assert _first(196608, 48, 256, half=True).block_n == 64
+
+
 def test_ranking_is_a_permutation():
     for half, table in ((False, FP32_TILES), (True, HALF_TILES)):
         ranked = ranked_tiles(1000, 1000, 1000, half=half, pair=False, multiprocessors=132)
