@@ -37,7 +37,8 @@ _RESERVED = {
 }  # fmt: skip
 
 _NUMBERED = re.compile(
-    r"(at|axis|axis_size|col|col_size|count|first|groups|in|inside|k|out|outer|result|row|row_size|size)(_\d+)*"
+    r"(at|axis|axis_size|col|col_size|count|first|groups|in|inside|k|longest|out|outer|part|place|ratio|result|row|"
+    r"row_size|share|size|tap)(_\d+)*"
 )
 """What kernels and launchers call by a number (``row_1``): a user's own ``row`` must not become such a name."""
 

@@ -19,6 +19,8 @@ from drk.assistant.synth.gathers import gather_of
 from drk.assistant.synth.pixel_region import build_pixel_region, pixel_product
 from drk.assistant.synth.pooling_region import build_pooling_region
 from drk.assistant.synth.regions import Facts, Region, Rules, build_region, facts_of, product_of, reduced_dims
+from drk.assistant.synth.resamples import resample_of
+from drk.assistant.synth.resampling_region import build_resampling_region
 from drk.assistant.synth.scan_region import build_scan_region, is_flip, is_scan
 from drk.assistant.synth.windows import window_of
 from drk.gym.graph import Graph, Node
@@ -28,6 +30,8 @@ def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
     """Return the region of ``nodes`` (in graph order), or None when no kernel can compute them together."""
     if any(window_of(node, facts.metas) is not None for node in nodes):
         return build_pooling_region(nodes, facts)
+    if any(resample_of(node, facts.metas) is not None for node in nodes):
+        return build_resampling_region(nodes, facts)
     if rules.pixels and any(pixel_product(node, facts.metas) is not None for node in nodes):
         return build_pixel_region(nodes, facts)
     if any(node.name in facts.bands for node in nodes):
@@ -111,9 +115,9 @@ class _Planner:
             return True
         if reduced_dims(node, self.facts.metas) is not None:
             return self.rules.row
-        window = window_of(node, self.facts.metas)
-        if window is not None:
-            return self.rules.pool if window.weight is None else self.rules.depthwise
+        windowed = self._windowed(node)
+        if windowed is not None:
+            return windowed
         if node.name in self.facts.bands:
             return self.rules.matmul
         if is_scan(node, self.facts.metas):
@@ -123,6 +127,13 @@ class _Planner:
         if node.bare_op == "contiguous" and set(node.inputs()) <= self.facts.fixed:
             return False  # a parameter is kept in that layout
         return (self.rules.pointwise or self.rules.row or self.rules.matmul) and is_pointwise(node, self.facts.metas)
+
+    def _windowed(self, node: Node) -> bool | None:
+        """Whether the rules let a pool, a depthwise convolution or an interpolation be fused; None for others."""
+        window = window_of(node, self.facts.metas)
+        if window is not None:
+            return self.rules.pool if window.weight is None else self.rules.depthwise
+        return self.rules.pool if resample_of(node, self.facts.metas) is not None else None
 
     def _is_product(self, node: Node) -> bool:
         if product_of(node, self.facts.metas) is not None:

@@ -285,8 +285,8 @@ def _taken_lines(
 def _average_lines(window: Window, tile: _Tile, result: str, pooled: list[int], total: int) -> list[str]:
     if window.largest:
         return []
-    if window.counts_padding and not window.ceil:
-        return [f"{result} = {result} / {total}.0"]
+    if window.divisor is not None or (window.counts_padding and not window.ceil):
+        return [f"{result} = {result} / {float(window.divisor or total)}"]
     lines, counts = [], []
     for place, dim in enumerate(pooled):
         padding = window.paddings[place]

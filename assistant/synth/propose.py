@@ -35,6 +35,7 @@ from drk.assistant.synth.plans import Memo
 from drk.assistant.synth.pointwise import write_pointwise
 from drk.assistant.synth.pooling import write_pooling
 from drk.assistant.synth.regions import Region
+from drk.assistant.synth.resampling import write_resampling
 from drk.assistant.synth.row_reduction import write_row
 from drk.assistant.synth.scan import write_scan
 from drk.assistant.synth.split_reduction import write_split
@@ -193,6 +194,7 @@ _WRITERS = {
     "pointwise": write_pointwise,
     "mapped": write_mapped,
     "pool": write_pooling,
+    "resample": write_resampling,
     "depthwise": write_depthwise,
     "scan": write_scan,
     "sums": write_sums,

@@ -22,6 +22,7 @@ from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
 from drk.assistant.synth.gathers import Gather, Made, Position, known_operands, made_values
+from drk.assistant.synth.resamples import Resample
 from drk.assistant.synth.size_constants import CUT, size_constants
 from drk.assistant.synth.windows import Window
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
@@ -91,6 +92,7 @@ class Region:
     window: Window | None = None
     pooled: tuple[Operand, ...] = ()
     """What the window's operators read, aligned to the pooled tensor's shape."""
+    resample: Resample | None = None
     attention: Attention | None = None
     scan: Scan | None = None
     absorbed: tuple[Node, ...] = ()
@@ -98,7 +100,7 @@ class Region:
     cuts: tuple[Node, ...] = ()
     """Cuts into parts that nodes of a mapped region show; parts may be read elsewhere too."""
     order: tuple[int, ...] = ()
-    """With a window: which dimension of its result each dimension of ``shape`` is."""
+    """With a window or resampling: which dimension of its result each dimension of ``shape`` is."""
     gathers: tuple[Gather, ...] = ()
     positions: Mapping[str, tuple[Operand, Position]] = field(default_factory=dict)
     """Integers that are a tile's own indices, by name of the value, with how they lie in the region."""

@@ -1,7 +1,7 @@
 """Pooling and depthwise convolution read as one form: a window that slides over the last one to three dimensions.
 
-Left out: depthwise convolutions with several results per channel, pooling with indices as a result, adaptive pooling
-to more than one element (its windows differ in size), fractional and power-average pooling, ``divisor_override``.
+Left out: depthwise convolutions with several results per channel, pooling with indices as a result, fractional pooling,
+and adaptive pooling, whose windows differ in size (:mod:`drk.assistant.synth.resamples`).
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Window:
     dilations: tuple[int, ...]
     ceil: bool = False
     counts_padding: bool = True
+    divisor: int | None = None
+    """What sums are divided by in the place of the window's size."""
     weight: str | None = None
     """Of a depthwise convolution, which adds up products; else what is in the window is averaged, or its largest."""
     bias: str | None = None
@@ -57,8 +59,7 @@ def window_of(node: Node, metas: Mapping[str, TensorMeta]) -> Window | None:
         name: node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
         for index, (name, default) in enumerate(zip(names, defaults, strict=True), start=2)
     }
-    if not largest and (node.args[6] if len(node.args) > 6 else node.kwargs.get("divisor_override")) is not None:
-        return None
+    divisor = None if largest else node.args[6] if len(node.args) > 6 else node.kwargs.get("divisor_override")
     sizes = _each(node.args[1], rank)
     return Window(
         node,
@@ -70,6 +71,7 @@ def window_of(node: Node, metas: Mapping[str, TensorMeta]) -> Window | None:
         _each(found.get("dilation", 1), rank),
         found["ceil_mode"] is True,
         found.get("count_include_pad", True) is True,
+        divisor=divisor,
     )
 
 

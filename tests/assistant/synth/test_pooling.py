@@ -18,6 +18,7 @@ POOLS = [
     lambda _, x: F.avg_pool2d(x, 3, 2, 1),
     lambda _, x: F.avg_pool2d(x, 3, 2, 1, count_include_pad=False),
     lambda _, x: F.avg_pool2d(x, 3, 2, 1, ceil_mode=True).tanh(),
+    lambda _, x: F.avg_pool2d(x, 3, 2, ceil_mode=True, divisor_override=5),
     lambda _, x: F.avg_pool1d(x.flatten(2), 5, 2),
     lambda _, x: F.max_pool1d(x.flatten(2), 4, 4),
     lambda _, x: F.max_pool3d(x.unsqueeze(1), 2).exp(),
