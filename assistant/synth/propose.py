@@ -26,7 +26,7 @@ from drk.assistant.synth.depthwise import write_depthwise
 from drk.assistant.synth.gathers import made_values
 from drk.assistant.synth.graphed import NOTE, why_not_graphed
 from drk.assistant.synth.graphed_choice import starting_us, with_graphs, without_docstring
-from drk.assistant.synth.layouts import adds_large_bias
+from drk.assistant.synth.layouts import LARGE, adds_large_bias
 from drk.assistant.synth.mapped import write_mapped
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
@@ -89,7 +89,7 @@ def compile_graph(
     names = value_names(rewritten)
     possible = [region for region in planned if region.outputs or region.attention]
     metas = rewritten.metas()
-    several = [item for item in possible if item.kind != "pointwise" or len(item.nodes) > 1]
+    several = [item for item in possible if item.kind != "pointwise" or len(item.nodes) > 1 or _gathers_much(item)]
     regions = [*several, *(item for item in possible if item not in several and adds_large_bias(item.nodes, metas))]
     regions = regions or possible
     # A torch operator would hand its input's layout on to the module's caller.
@@ -104,6 +104,11 @@ def compile_graph(
     written = Written(graph, rewritten, tuple(steps), names, variant)
     host_us = starting_us(step.nodes[0] if step.kernel is None else None for step in steps)
     return Compiled(source, kernels, tuple(regions), variant.note, launches, host_us, written)
+
+
+def _gathers_much(region: Region) -> bool:
+    """Whether a region gathers so much that a kernel of its own is worth it: the library's takes twice as long."""
+    return bool(region.gathers) and math.prod(region.shape) >= LARGE
 
 
 def in_cuda_graph(compiled: Compiled) -> Compiled | None:
