@@ -55,7 +55,10 @@ def compare_command(
         for text in found.warnings:
             console.warn(text)
         console.result(comparison_text(found, fail_below))
-    if fail_below is not None and found.failing(fail_below):
+    failing = found.failing(fail_below) if fail_below is not None else []
+    if any(row.high is None for row in failing):
+        console.warn("what failed has no interval, and may be noise: profile both sides with more steps (--steps 30)")
+    if failing:
         raise typer.Exit(ExitCode.NOT_ACCEPTED)
 
 

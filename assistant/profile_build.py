@@ -197,7 +197,7 @@ def _not_covered(recording: Recording, trace: Trace) -> tuple[str, ...]:
     if any(module.compiled for module in recording.modules):
         told.append("lines inside of what torch.compile compiled: it counts as one module")
     if not recording.window.lines:
-        told.append("source lines of single operators (the program compiles): modules and call sites only")
+        told.append("source lines of operators inside of modules (the program compiles): the lines that call them only")
     if not trace.on_device:
         told.append("GPU times: nothing ran on a GPU here")
     told.append("measured memory traffic and FLOPs: they are estimated from shapes")

@@ -28,9 +28,13 @@ _REDUCING = ("sum", "mean", "amax", "amin", "max", "min", "argmax", "argmin", "n
              "std", "all", "any", "prod", "logsumexp", "nll_loss_forward", "mse_loss")
 # fmt: on
 MATMUL = re.compile(r"^(linear|mm|addmm|bmm|baddbmm|matmul|_scaled_mm)$")
+_WITHOUT_OUT = {"mm": 2, "bmm": 2, "addmm": 3, "baddbmm": 3}
+"""How many tensors a product takes; compiled code hands the result's over too."""
 _LOOKUPS = frozenset(("embedding", "embedding_bag", "_embedding_bag", "_embedding_bag_forward_only"))
 _TABLE_GRADIENTS = {"embedding_dense_backward": 2, "_embedding_bag_dense_backward": 5}
 """Operators that write the gradient of a whole table, and which argument says how many rows it has."""
+_PICKING = frozenset(("gather", "nll_loss_forward", "nll_loss_backward"))
+"""Operators that read or write one element for each index, not the whole tensor."""
 _CAUSAL_AT = {
     "scaled_dot_product_attention": 5,
     "_scaled_dot_product_flash_attention": 4,
@@ -41,7 +45,7 @@ _CAUSAL_AT = {
     "_scaled_dot_product_cudnn_attention_backward": 14,
 }
 """Which argument of an attention says that it is causal: half of the products are left out then."""
-SDPA = re.compile(r"^(_?scaled_dot_product\w*|_flash_attention\w*|_efficient_attention\w*)$")
+SDPA = re.compile(r"^(_?scaled_dot_product\w*|_(flash|efficient|cudnn)_attention\w*)$")
 
 
 def bare_name(op: str) -> str:
@@ -74,18 +78,14 @@ def operands(call: OpCall) -> list[TensorMeta]:
     return found
 
 
-def _results(name: str, tensors: list[TensorMeta], call: OpCall) -> list[TensorMeta]:
+def _results(name: str, tensors: list[TensorMeta]) -> list[TensorMeta]:
     first = tensors[0]
+    if name == "linear" and len(tensors) >= 2:
+        return [_meta((*first.shape[:-1], tensors[1].shape[0]), first.dtype)]
     if MATMUL.match(name) and len(tensors) >= 2:
         left, right = tensors[-2], tensors[-1]
-        if name in ("linear",):
-            left, right = tensors[0], tensors[1]
-            return [_meta((*left.shape[:-1], right.shape[0]), left.dtype)]
         if left.shape and right.shape:
             return [_meta((*left.shape[:-1], right.shape[-1]), left.dtype)]
-    if name == "convolution" and len(tensors) >= 2:
-        shape = _convolution_shape(tensors, call)
-        return [_meta(shape, first.dtype)]
     if name in _REDUCING:
         return []
     if name == "embedding" and len(tensors) >= 2:
@@ -126,13 +126,13 @@ def call_cost(call: OpCall) -> Cost | None:
     name = bare_name(call.name)
     if name in FREE:
         return Cost(0, 0)
-    tensors = operands(call)
+    tensors = operands(call)[: _WITHOUT_OUT.get(name)]
     if not tensors:
         return None
     special = _special_cost(name, tensors, call)
     if special is not None:
         return special
-    results = _results(name, tensors, call)
+    results = _results(name, tensors)
     if name in ("addmm", "baddbmm"):
         return Cost(
             sum(item.size_bytes for item in (*tensors, *results)),
@@ -149,8 +149,16 @@ def _special_cost(name: str, tensors: list[TensorMeta], call: OpCall) -> Cost | 
         rows = _number(call.values, _TABLE_GRADIENTS[name])
         table = rows * tensors[0].shape[-1] * tensors[0].size_bytes // max(tensors[0].numel, 1)
         return Cost(tensors[0].size_bytes + tensors[1].size_bytes + table, tensors[0].numel)
+    if name in _PICKING:
+        ids = next((item for item in tensors if item.dtype == "int64"), None)
+        width = tensors[0].size_bytes // max(tensors[0].numel, 1)
+        return Cost(ids.size_bytes + 2 * ids.numel * width, ids.numel) if ids is not None else None
     if name in ("copy_", "fill_", "zero_"):
         return Cost(sum(item.size_bytes for item in tensors[:2]), 0)
+    if name.startswith("triton_"):  # a kernel of torch.compile: what it writes is among its arguments
+        return Cost(sum(item.size_bytes for item in tensors), max(item.numel for item in tensors))
+    if name == "convolution" and len(tensors) >= 2:
+        return _convolution_cost(tensors, call)
     if name == "convolution_backward" and len(tensors) >= 3:
         grad, data, weight = tensors[:3]
         flops = 4 * grad.numel * (weight.numel // max(1, weight.shape[0]))
@@ -160,6 +168,19 @@ def _special_cost(name: str, tensors: list[TensorMeta], call: OpCall) -> Cost | 
     if name.startswith(("_foreach_", "_fused_")):
         return _lists_cost(name, tensors, call)
     return None
+
+
+def _convolution_cost(tensors: list[TensorMeta], call: OpCall) -> Cost:
+    """Cost of a convolution; a stride that is longer than the kernel skips input."""
+    data, weight = tensors[:2]
+    shape = _convolution_shape(tensors, call)
+    cost = operator_cost("convolution", tensors, [_meta(shape, data.dtype)])
+    spatial, transposed = len(data.shape) - 2, len(call.values) > 6 and call.values[6] == "True"
+    stride = (_ints(call.values[3]) * spatial)[:spatial] if len(call.values) > 3 else []
+    read = 1.0
+    for kernel, step in zip(weight.shape[2:], stride, strict=False):
+        read *= 1.0 if transposed else min(kernel / max(step, 1), 1.0)
+    return Cost(cost.size_bytes - int((1 - read) * data.size_bytes), cost.flops)
 
 
 def _lookup_cost(name: str, tensors: list[TensorMeta]) -> Cost:

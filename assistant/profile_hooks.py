@@ -238,7 +238,7 @@ class ProfileRecorder:
                 "reason": window.reason,
                 "trace": window.trace,
                 "first_step": {str(number): first for number, first in window.first_step.items()},
-                "lines": window.slot is not None,
+                "lines": window.inside,
             },
             "notes": self.notes,
             "device_steps_us": self.clock.to_json(),

@@ -5,8 +5,8 @@ an operator called from line 12 of the line table, ``drk|s|7|3`` where the step 
 around work of the recorder's own. Whatever lies inside a range, kernels launched from there included, belongs to it.
 
 Lines come from a torch function mode, which sees operators (``x + y`` too) at the place where Python calls them; the
-innermost frame outside of the standard library and installed packages counts. It stays off where modules are compiled
-(``torch.compile`` guards on modes and would compile everything anew); a compiled function is compiled once more.
+innermost frame outside of the standard library and installed packages counts. It stays off while modules run that are
+compiled (``torch.compile`` guards on modes and would compile them anew); a compiled function is compiled once more.
 """
 
 from __future__ import annotations
@@ -122,10 +122,12 @@ class ModeSlot:
     """Keeps the line mode on the stack of modes without disturbing the program's own.
 
     Modes form a stack, and whoever leaves a ``with`` block pops its top. Inside a root module's call ours nests by
-    itself; between calls it may only lie at the bottom, below whatever the program enters and leaves.
+    itself; between calls it may only lie at the bottom, below whatever the program enters and leaves. Where modules are
+    compiled (``inside`` false) it lies there between calls only: optimizers and losses have their lines then.
     """
 
-    def __init__(self, lines: LineTable) -> None:
+    def __init__(self, lines: LineTable, *, inside: bool = True) -> None:
+        self._inside = inside
         self._mode = line_mode(lines)
         self._overrides = sys.modules["torch"].overrides
         self._resting = False
@@ -140,7 +142,10 @@ class ModeSlot:
         return list(current()) if current is not None else [None]
 
     def begin_call(self) -> bool:
-        """Before a root module's call: enter the mode unless it is in force; return whether it was entered."""
+        """Before a root module's call: enter the mode unless it is in force; return whether :meth:`end_call` is due."""
+        if not self._inside:
+            self.close()
+            return True
         if self._mode in self._stack():
             return False
         self._mode.__enter__()
@@ -148,6 +153,8 @@ class ModeSlot:
 
     def end_call(self, *, rest: bool) -> None:
         """After it: leave the mode, or let it rest at the bottom (``rest``) where nothing else is on the stack."""
+        if not self._inside and rest and not self._stack():
+            self._mode.__enter__()
         if not self.on_top():
             return
         if rest and len(self._stack()) == 1:

@@ -54,6 +54,8 @@ class Window:
         self.seen: dict[int, int] = {}
         self.first_step: dict[int, int] = {}
         self.slot: ModeSlot | None = None
+        self.inside = False
+        """Whether lines are marked inside of modules too; they are not where a module is compiled."""
         self.device = ""
         """What is watched beside the host: ``cuda`` or nothing."""
         self._compiled = False
@@ -75,8 +77,9 @@ class Window:
             return
         self._profiler, self._range, self.state = profiler, range_maker(), "open"
         self._began, self._owner = time.monotonic(), threading.get_ident()
-        if not compiles(module):
-            self.slot = ModeSlot(self.lines)
+        self.inside = not compiles(module)
+        if self.inside or self._compiled:  # not in the step that compiles: that would be slower still
+            self.slot = ModeSlot(self.lines, inside=self.inside)
 
     def mark_step(self, root: int, number: int, module: Any, *, is_main: bool) -> None:
         """Note that a call of a root module begins; close the window when it has seen enough steps of the main one."""

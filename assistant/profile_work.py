@@ -44,8 +44,8 @@ def peak_key(works: Sequence[tuple[OpCall, float]], *, tf32: bool, tf32_conv: bo
     if heaviest is None:
         return "fp32"
     tensors = operands(heaviest[0])
-    wide = {item.dtype for item in tensors}
     name = bare_name(heaviest[0].name)
+    wide = {item.dtype for item in (tensors[:3] if SDPA.match(name) else tensors)}  # its statistics are float32
     convolution = "convolution" in name or name.startswith("conv")
     product = bool(MATMUL.match(name) or SDPA.match(name)) or convolution
     if "float64" in wide:

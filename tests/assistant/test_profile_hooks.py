@@ -188,6 +188,11 @@ def test_compiled_modules_stay_compiled(watched) -> None:
     assert len(graphs) == 1
     assert (found.modules[0].class_name, found.modules[0].compiled) == ("Part", True)
     assert found.window.first_step == {"0": 1}  # the step that compiled is no step of the window
+    assert not found.window.lines
+    trace = analyse(read_events(watched.folder / found.window.trace), 0)
+    sites = {piece.op: Path(found.lines[piece.line][0]).name for piece in trace.slices if piece.line is not None}
+    assert sites["aten::randn"] == Path(__file__).name  # what runs between calls has its line
+    assert "aten::relu" not in sites
     torch._dynamo.reset()
 
 

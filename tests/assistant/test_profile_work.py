@@ -58,6 +58,15 @@ def call(name, dims, types=None, values=()):
             6 * 8,
         ),
         (call("aten::copy_", [[100], [100]]), 800, 0),
+        (call("aten::mm", [[8, 4], [4, 16], [8, 16]]), 4 * (32 + 64 + 128), 2 * 8 * 16 * 4),  # compiled: mm(..., out=)
+        (call("aten::nll_loss_forward", [[64, 1000], [64]], [F, "long int"]), 64 * 8 + 2 * 64 * 4, 64),
+        (call("aten::gather", [[100, 8], [], [5, 8]], [F, "Scalar", "long int"]), 40 * 8 + 2 * 40 * 4, 40),
+        (call("triton_poi_fused_add_0", [[100], [100], []], [F, "c10::BFloat16", "Scalar"]), 600, 100),
+        (  # every other row and column is read
+            call("aten::convolution", [[1, 2, 8, 8], [4, 2, 1, 1]], values=["", "", "", "[2, 2]", "[0, 0]", "[1, 1]"]),
+            4 * (128 // 4 + 8 + 4 * 16),
+            2 * 4 * 16 * 2,
+        ),
         (call("aten::zero_", [[100]]), 400, 0),
     ],
 )
@@ -96,6 +105,8 @@ def test_the_arithmetic_roof_depends_on_type_and_flags() -> None:
     convolution = [(call("aten::convolution", [[1, 3, 8, 8], [4, 3, 3, 3]]), 1.0)]
     assert peak_key(convolution, tf32=False, tf32_conv=True) == "tf32"
     assert peak_key(convolution, tf32=True, tf32_conv=False) == "fp32"
+    shapes, types = [[1, 2, 16, 8]] * 3 + [[1, 2, 16, 1]], ["c10::BFloat16"] * 3 + [F]
+    assert peak_key([(call("aten::_scaled_dot_product_cudnn_attention", shapes, types), 1.0)], tf32=False) == "bf16"
     half = [(call("aten::mm", [[8, 4], [4, 16]], ["c10::BFloat16"] * 2), 1.0)]
     assert peak_key(half, tf32=False) == "bf16"
     assert peak_key([(call("aten::gelu", [[8]], ["c10::Half"]), 1.0)], tf32=True) == "fp32"

@@ -121,13 +121,19 @@ def test_compare_exits_1_below_the_limit(here, capsys) -> None:
     (here / "a.html").write_text(report_html(Page(report)))
     (here / "b.html").write_text(report_html(Page(slower)))
     assert run(["compare", "a.html", "b.html", "--fail-below", "0.97"]) == 1
-    assert "below 0.97: the whole step" in capsys.readouterr().out
+    told = capsys.readouterr()
+    assert "below 0.97: the whole step" in told.out
+    assert "no interval" not in told.err
     assert run(["compare", "a.html", "b.html"]) == 0
     assert run(["compare", "b.html", "a.html", "--fail-below", "0.97", "--format", "json"]) == 0
     capsys.readouterr()
     assert run(["compare", "a.html", "b.html", "--fail-below", "0.97", "--format", "json"]) == 1
     assert json.loads(capsys.readouterr().out)["status"] == "slower"
     assert run(["compare", "a.html", "b.html", "--fail-below", "0"]) == 2
+    (here / "few.html").write_text(report_html(Page(replace(slower, step_us=()))))
+    capsys.readouterr()
+    assert run(["compare", "a.html", "few.html", "--fail-below", "0.97"]) == 1
+    assert "no interval, and may be noise" in capsys.readouterr().err
 
 
 def test_excerpts_are_shown_only_while_the_function_is_the_same(here, capsys) -> None:
