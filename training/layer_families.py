@@ -207,6 +207,14 @@ def pool(writer: Writer) -> list[Value]:
         forms = ("{x}.mean(dim=(2, 3))", "{x}.mean(dim=[2, 3])", "F.adaptive_avg_pool2d({x}, 1).flatten(1)")
         more = ("{x}.flatten(2).mean(-1)", "{x}.amax(dim=(2, 3))", "{x}.view({x}.size(0), {x}.size(1), -1).mean(dim=2)")
         value = writer.apply(Operation("global_pool", (*forms, *more)), value, shape=flat)
+    elif kind < 0.9:
+        forms = (
+            "F.avg_pool2d({x}, 3, 1, 1)",
+            "F.avg_pool2d({x}, 3, stride=1, padding=1)",
+            "F.max_pool2d({x}, 3, 1, 1)",
+        )
+        more = ("nn.AvgPool2d(3, stride=1, padding=1)", "nn.MaxPool2d(3, 1, 1)")
+        value = writer.apply(Operation("window3", (*forms, *more)), value)
     else:
         forms = ("nn.AdaptiveAvgPool2d(1)", "nn.AdaptiveAvgPool2d((1, 1))", "{x}.mean(dim=(2, 3), keepdim=True)")
         value = writer.apply(Operation("global_pool", forms), value, shape=(*shape[:2], 1, 1))

@@ -85,6 +85,15 @@ def statistics(writer: Writer) -> list[Value]:
     if rng.random() < 0.3:
         more = writer.apply(draw(_POSITIVE, rng), second, first)
         low = writer.apply(Operation("plus", ("{x} + {y}", "{x} + {y}")), low, over(writer, more, axes, keep=keep))
+    if not keep and rng.random() < 0.15:
+        writer.ops.append("side by side")
+        form = rng.choice(
+            ("torch.cat([{x}, {y}], dim={a})", "torch.cat(({x}, {y}), {a})", "torch.stack([{x}, {y}], dim={a})")
+        )
+        text = form.format(x=top.text, y=low.text, a=-1)
+        if top.shape == low.shape and top.shape:
+            sizes = (*top.shape, 2) if "stack" in form else (*top.shape[:-1], 2 * top.shape[-1])
+            return [writer.assign(Value(text, sizes, tight=True))]
     value = writer.apply(draw(_RATIOS, rng), top, low)
     value = writer.chain(value, rng.choice((0, 0, 1, 1, 2)))
     if keep and rng.random() < 0.7:

@@ -1,7 +1,8 @@
 """Families of generated modules, fourth part: values scaled, rounded, masked and weighted by others.
 
 Parameters of a channel that are prepared before they are used, pooled gates, rounding to a grid, masks, losses by
-element with weights, products that branch and meet. As in :mod:`drk.training.families`.
+element with weights, products that branch and meet, running sums, similarities of rows. As in
+:mod:`drk.training.families`.
 """
 
 from __future__ import annotations
@@ -218,6 +219,60 @@ def tower(writer: Writer) -> list[Value]:
     return [mixed_chain(writer, value, rng.choice((0, 1, 1, 2)))]
 
 
+_SCANS: tuple[Operation, ...] = (
+    Operation("cumsum", ("torch.cumsum({x}, dim={a})", "{x}.cumsum(dim={a})", "{x}.cumsum({a})"), weight=3),
+    Operation("cumprod", ("torch.cumprod(torch.sigmoid({x}), dim={a})", "torch.sigmoid({x}).cumprod({a})")),
+    Operation("logcumsumexp", ("torch.logcumsumexp({x}, dim={a})", "{x}.logcumsumexp({a})")),
+    Operation("running_mean", ("{x}.cumsum({a}) / {n}", "torch.cumsum({x}, dim={a}) / {n}")),
+)
+
+
+def scan(writer: Writer) -> list[Value]:
+    """Return a running sum or product along a dimension, beside what it ran over, sometimes reduced."""
+    rng = writer.rng
+    shape: Shape = (writer.size(64, 128, 256), writer.size(64, 128, 256, 512))
+    shape = shape if rng.random() < 0.6 else (writer.size(8, 16), *shape)
+    first = writer.named(writer.chain(writer.input(shape), rng.choice((0, 0, 1))))
+    axis = rng.choice((-1, len(shape) - 1, len(shape) - 2, -1))
+    value = writer.apply(draw(_SCANS, rng), first, shape=shape, a=str(axis), n=str(shape[axis]))
+    if rng.random() < 0.6:
+        value = writer.join(*rng.sample((first, value), 2))
+    if rng.random() < 0.3:
+        value = writer.apply(draw(TERMS[:1], rng), value, writer.input(shape))
+    value = writer.chain(value, rng.choice((0, 0, 1)))
+    if rng.random() < 0.4:
+        value = over(writer, value, (-1,), keep=False, op=rng.choice(OVER[:2]))
+    return [writer.apply(TOTAL, value, shape=()) if rng.random() < 0.2 else value]
+
+
+def similarity(writer: Writer) -> list[Value]:
+    """Return products of every row of one input with every row of another, of unit length or not, and what follows."""
+    rng = writer.rng
+    n, m, width = writer.size(128, 256, 512), writer.size(128, 256), writer.size(64, 128, 256)
+    m = n if rng.random() < 0.4 else m
+    left, right = writer.input((n, width)), writer.input((m, width))
+    if rng.random() < 0.6:
+        unit = Operation(
+            "unit", ("F.normalize({x}, dim=-1)", "F.normalize({x}, p=2, dim=1)", "{x} / {x}.norm(dim=-1, keepdim=True)")
+        )
+        left, right = (writer.named(writer.apply(unit, one)) for one in (left, right))
+    forms = ("{x} @ {y}.T", "torch.matmul({x}, {y}.t())", "torch.mm({x}, {y}.T)", "F.linear({x}, {y})")
+    value = writer.apply(Operation("products", forms), left, right, shape=(n, m))
+    if rng.random() < 0.6:
+        value = writer.apply(Operation("temperature", ("{x} / {c}", "{x} * {c}"), 0.05, 2.0), value)
+    kind = rng.random()
+    if kind < 0.2 and n == m:
+        value = writer.named(value)
+        less = ("torch.logsumexp({x}, dim=1) - {x}.diagonal()", "{x}.logsumexp(dim=-1) - torch.diagonal({x})")
+        value = writer.apply(Operation("own", less), value, shape=(n,))
+        return [writer.apply(Operation("average", ("{x}.mean()", "torch.mean({x})")), value, shape=())]
+    if kind < 0.55:
+        return [mixed_chain(writer, row_norm(writer, value, -1), rng.choice((0, 1)))]
+    if kind < 0.8:
+        return [writer.chain(over(writer, value, (rng.choice((1, -1)),), keep=False), rng.choice((0, 1)))]
+    return [mixed_chain(writer, value, rng.choice((1, 2)))]
+
+
 SCALE_FAMILIES: dict[str, Family] = {
     "prepared": prepared,
     "recalibrate": recalibrate,
@@ -225,4 +280,6 @@ SCALE_FAMILIES: dict[str, Family] = {
     "masked": masked,
     "weighted-loss": weighted_loss,
     "tower": tower,
+    "scan": scan,
+    "similarity": similarity,
 }

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ import torch
 import transformers
 from torch import Tensor
 from torch.nn.attention import varlen
+from torch.utils._python_dispatch import TorchDispatchMode
 
+from drk.training.config import load_config
 from drk.training.packing import Batch, Document, pack, packed_loss, set_attention, static_loss
-from drk.training.scratch_loop import Optimizers, make_optimizers
+from drk.training.scratch_loop import Optimizers, PackedTrainer, make_optimizers
 from drk.training.step_graph import GraphedStep, StaticBatch, capture_graph, own_stream
 
 SHARES = (0.25, 1.0, 0.5, 0.125, 0.75, 0.3)
@@ -99,6 +103,50 @@ def test_fixed_shapes_and_repeated_bounds_change_no_loss(monkeypatch: pytest.Mon
     assert not static.take(make_batch(0, rows=5))
     many = pack([Document((1, 2), 1)] * 60, 32, pad=0, rows=4)
     assert not static.take(many)
+
+
+class NoHostReads(TorchDispatchMode):
+    """Fails where the host would read a value from the device, or learn a size from values: no graph can hold that."""
+
+    names = frozenset(("_local_scalar_dense", "nonzero", "masked_select", "unique2", "equal"))
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = func._schema.name.removeprefix("aten::")
+        by_mask = name in ("index", "index_put", "_index_put_impl_") and any(
+            one is not None and one.dtype == torch.bool for one in args[1]
+        )
+        assert name not in self.names and not by_mask, f"{name} asks the device"
+        return func(*args, **(kwargs or {}))
+
+
+def test_a_whole_step_asks_the_device_for_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forward, backward, clipping and both optimizers in the forms that a GPU runs."""
+    monkeypatch.setattr(varlen, "varlen_attn", fake_varlen)
+    adam = sys.modules["torch.optim.adam"]  # torch.optim hides its modules
+    monkeypatch.setattr(adam, "_get_capturable_supported_devices", lambda *_, **__: ["cpu"])
+    model = make_model()
+    set_attention(model, "varlen")
+    optimizers = optimizers_of(model)
+    for group in optimizers.parts[-1].param_groups:
+        group |= {"capturable": True, "foreach": True}
+    trainer = SimpleNamespace(
+        model=model,
+        attention="varlen",
+        optimizers=optimizers,
+        config=load_config("nano"),
+        _autocast=lambda: torch.autocast("cpu", dtype=torch.bfloat16),
+    )
+    static = StaticBatch(4, 32, torch.device("cpu"))
+    before = [one.detach().clone() for one in optimizers.weights()]
+    for seed in range(2):
+        assert static.take(make_batch(seed))
+        with NoHostReads():
+            loss, norm = PackedTrainer._whole_step(trainer, static.batch, torch.tensor(0.5))
+    assert torch.isfinite(loss)
+    assert norm > 0
+    assert all(not torch.equal(one, was) for one, was in zip(optimizers.weights(), before, strict=True))
+    with pytest.raises(AssertionError, match="asks the device"), NoHostReads():
+        float(loss)
 
 
 def test_what_cannot_be_captured_goes_on_and_says_why() -> None:
