@@ -158,10 +158,12 @@ class _Evaluation:
         collecting = asyncio.create_task(collector.collect(items, seed=seed))
         try:
             while not (await asyncio.wait([collecting], timeout=TELL_S))[0]:
-                gym, answers = self._session.gym, self._decoder.stats.answers
-                judged = f"{gym.judged} judged" if isinstance(gym, NotingGym) else "judging elsewhere"
-                passed = time.monotonic() - begun
-                self._say(f"{name}: {passed:.0f} s, {len(items)} trajectories, {answers} answers decoded, {judged}")
+                gym, sampling = self._session.gym, self._backend.facts()
+                answers = (
+                    f"{sampling['answers']} answers" if sampling["decoder"] else f"no decoder ({sampling['why_not']})"
+                )
+                judged = f"{gym.judged} judged" if isinstance(gym, NotingGym) else "judged elsewhere"
+                self._say(f"{name}: {time.monotonic() - begun:.0f} s, {len(items)} trajectories, {answers}, {judged}")
         finally:
             collecting.cancel()  # nothing where it is done
         return await collecting
