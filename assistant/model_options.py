@@ -19,7 +19,7 @@ import typer
 
 from drk.assistant.errors import UsageError, did_you_mean
 from drk.assistant.llm.model_settings import ModelSettings, parse_prices
-from drk.assistant.proposers import BuiltinProposer, Proposer, SeededProposer, is_model, make_proposer
+from drk.assistant.proposers import BuiltinProposer, Proposer, SeededProposer, is_model, is_nano, make_proposer
 
 BaseUrl = Annotated[str | None, typer.Option("--base-url", help="OpenAI-compatible endpoint, as http://host:8000/v1.")]
 ModelOption = Annotated[
@@ -110,12 +110,15 @@ def settings_from_json(data: Mapping[str, Any]) -> ModelSettings:
     return ModelSettings(**values)
 
 
-def proposer_for(name: str, settings: ModelSettings, *, builtin_first: bool) -> Proposer:
+def proposer_for(name: str, settings: ModelSettings, *, builtin_first: bool | None) -> Proposer:
     """Return the proposer that ``name`` stands for; a language model's first turn is builtin's where asked for.
+
+    ``builtin_first`` null is the usual: for every model but nano, which was taught on conversations of its own.
 
     Raises:
         UsageError: as :func:`drk.assistant.proposers.make_proposer`.
         ModelFault: likewise.
     """
     proposer = make_proposer(name, settings)
+    builtin_first = not is_nano(name) if builtin_first is None else builtin_first
     return SeededProposer(BuiltinProposer(), proposer) if builtin_first and is_model(name) else proposer

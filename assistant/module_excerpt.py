@@ -84,7 +84,8 @@ def _parts(tree: ast.Module, lines: Sequence[str]) -> Iterator[_Part]:
             for alias in one.names
         }
         mentions = frozenset(one.id for one in names if isinstance(one.ctx, ast.Load))
-        yield _Part(node, frozenset({node.name} if _is_definition(node) else found), mentions, first, before)
+        own = getattr(node, "name", None) if _is_definition(node) else None
+        yield _Part(node, frozenset({own} if isinstance(own, str) else found), mentions, first, before)
 
 
 def _is_definition(node: ast.stmt) -> bool:

@@ -142,7 +142,7 @@ class _Told:
             settings = model_settings(self.base_url or known.base_url, self.options, cost, known=known)
         return {
             "model_settings": settings_json(settings),
-            "builtin_first": kept.get("builtin_first", True) if self.builtin_first is None else self.builtin_first,
+            "builtin_first": kept.get("builtin_first") if self.builtin_first is None else self.builtin_first,
             "max_gpu_s": kept.get("max_gpu_s") if self.max_gpu_s is None else self.max_gpu_s,
             "hints": [*kept.get("hints", ()), *self.hints],
         }

@@ -4,7 +4,8 @@ The loop cannot tell them apart. Found by name: ``builtin`` (the fusion compiler
 ``openai:NAME``, ``vllm:FOLDER`` and ``transformers:FOLDER`` (language models, :mod:`drk.assistant.llm`), ``nano``
 (this project's small one), and ``replay:PATH`` (recorded candidates or answers). ``ordered`` says whether what one call
 returns stands in order of expected gain: without a GPU nothing else tells accepted candidates apart, so the search may
-stop at the first one. Those that make use of the reference's measured kernels say so by ``reads_hotspots``.
+stop at the first one; others may name a share of the work from which on it should, ``enough_coverage``. Those that make
+use of the reference's measured kernels say so by ``reads_hotspots``.
 
 A proposer is deterministic where it can be, keeps nothing between calls, and reads the history instead: a resumed run
 then goes on as the first would have. An empty list means that it has nothing more to offer. Those that hold something
@@ -15,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,6 +126,7 @@ class SeededProposer:
         self.name = then.name
         self.endpoint: str | None = getattr(then, "endpoint", None)
         self.reads_hotspots = reads_hotspots(first) or reads_hotspots(then)
+        self.enough_coverage = enough_coverage(then)
         self._first = first
         self._then = then
 
@@ -146,6 +149,11 @@ class SeededProposer:
 def reads_hotspots(proposer: Proposer) -> bool:
     """Say whether ``proposer`` makes use of the reference's measured kernels, which cost a profile."""
     return bool(getattr(proposer, "reads_hotspots", False))
+
+
+def enough_coverage(proposer: Proposer) -> float:
+    """Return the share of the work above which an unmeasured candidate of ``proposer`` ends its search (inf: none)."""
+    return float(getattr(proposer, "enough_coverage", math.inf))
 
 
 @contextlib.asynccontextmanager

@@ -27,7 +27,7 @@ from drk.assistant.budget import Budget
 from drk.assistant.episode import Turn, is_usable
 from drk.assistant.events import Event, make_event
 from drk.assistant.outcome import decide, is_win
-from drk.assistant.proposers import ProposeContext, Proposer, reads_hotspots
+from drk.assistant.proposers import ProposeContext, Proposer, enough_coverage, reads_hotspots
 from drk.assistant.regions_choice import MAX_REGIONS, Region, below, choose_regions, read_parts
 from drk.assistant.regions_source import RegionSource, compose
 from drk.assistant.runs import Run
@@ -114,6 +114,7 @@ class RegionsProposer:
         self.ordered = then.ordered
         self.endpoint: str | None = getattr(then, "endpoint", None)
         self.reads_hotspots = reads_hotspots(then)
+        self.enough_coverage = enough_coverage(then)
         self._then = then
         self._work = work
 

@@ -7,9 +7,10 @@ runs, else from the gym.
 The search ends when: turns, time, money or GPU seconds are spent; the proposer has nothing new; the best comes near
 the roofline; with ``Budget.patience``, that many steps of an ordered proposer brought nothing better (its further ones
 are less likely still); or, without a GPU, an ordered proposer's candidate was accepted (variants then differ only in
-speed, which nobody can measure there). ``stop`` ends it between or during judgements; what was judged so far counts. A
-proposer that fails ends it too, once anything was judged. Candidates that the user gives are a step of their own, which
-is not counted. An answer without a candidate gets its verdict without asking the gym.
+speed, which nobody can measure there), or one that does as much of the work as its proposer calls enough. ``stop`` ends
+it between or during judgements; what was judged so far counts. A proposer that fails ends it too, once anything was
+judged. Candidates that the user gives are a step of their own, which is not counted. An answer without a candidate gets
+its verdict without asking the gym.
 
 The candidates of one step are judged up to ``at_once`` together: compiling and correctness share the GPU, timing does
 not. A verdict is journalled as soon as it is known; the episode takes them in the order in which they were proposed, so
@@ -35,7 +36,7 @@ from drk.assistant.errors import DrkError
 from drk.assistant.events import Event, EventSink, make_event
 from drk.assistant.hotspots import Hotspots, KernelsGym, hotspots_event, measure_hotspots, recorded_hotspots
 from drk.assistant.llm.call_journal import read_spending
-from drk.assistant.proposers import ProposeContext, Proposer, reads_hotspots
+from drk.assistant.proposers import ProposeContext, Proposer, enough_coverage, reads_hotspots
 from drk.assistant.roofline import NEAR, bound_us
 from drk.assistant.runs import Proposal, Run
 from drk.assistant.search_clock import SearchClock, Stopped
@@ -242,10 +243,11 @@ class Search:
         return fresh
 
     def _is_settled(self) -> bool:
-        if not self._proposer.ordered or not self._episode.turns:
+        """Say whether the last turn settles the search: without a GPU, further ones could not be told from it."""
+        last = self._episode.turns[-1].verdict if self._episode.turns else None
+        if last is None or not is_usable(last) or last.evidence == "gpu":
             return False
-        last = self._episode.turns[-1].verdict
-        return is_usable(last) and last.evidence != "gpu"
+        return self._proposer.ordered or (last.coverage_estimate or 0.0) >= enough_coverage(self._proposer)
 
     async def _judge_all(self, proposals: Sequence[Proposal]) -> bool:
         """Judge a step's candidates; say whether one of them settles the search. When stopped, what is known counts."""

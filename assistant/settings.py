@@ -9,7 +9,7 @@ A project file cannot lower the sandbox to ``basic``: whoever merely checked out
 Paths in a file are relative to that file's folder; in variables and flags, to the current one.
 
 Reserved for other parts, and not read here: the tables ``gym``, ``train``, ``lsp``, ``eval`` and variables
-``DRK_GYM_*``, ``DRK_TRAIN_*``, ``DRK_LSP_*``, ``DRK_EVAL_*``.
+``DRK_GYM_*``, ``DRK_TRAIN_*``, ``DRK_LSP_*``, ``DRK_EVAL_*``; ``DRK_NANO`` names the nano model's folder.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import Any, Literal
 from drk.assistant.errors import ConfigError, did_you_mean
 
 _RESERVED = ("gym", "train", "lsp", "eval")
+_READ_ELSEWHERE = frozenset({"DRK_NANO"})
 _FLAGS = {"max_time_s": "--max-time"}
 
 
@@ -197,6 +198,8 @@ def _read_environ(environ: Mapping[str, str], cwd: Path) -> Layer:
     layer: Layer = {}
     for key, raw in environ.items():
         if not key.startswith("DRK_") or key.startswith(tuple(f"DRK_{name.upper()}_" for name in _RESERVED)):
+            continue
+        if key in _READ_ELSEWHERE:
             continue
         name = key.removeprefix("DRK_").lower()
         if name not in RULES:

@@ -184,9 +184,13 @@ class NanoNetwork:
         """Return queries, keys and values ``[B, heads, T, head_width]``, the first two turned by position."""
         shape = self.shape
         joined = self._norm(state, layer["before_attention"]) @ layer["qkv"].T
-        counts = (shape.heads, shape.kv_heads, shape.kv_heads)
-        parts = joined.view(*joined.shape[:2], sum(counts), shape.head_width).transpose(1, 2).split(counts, dim=1)
-        query, key, value = parts
+        count = shape.heads + 2 * shape.kv_heads
+        parts = joined.view(*joined.shape[:2], count, shape.head_width).transpose(1, 2)
+        query, key, value = (
+            parts[:, : shape.heads],
+            parts[:, shape.heads : -shape.kv_heads],
+            parts[:, -shape.kv_heads :],
+        )
         if "q_norm" in layer:
             query, key = self._norm(query, layer["q_norm"]), self._norm(key, layer["k_norm"])
         angles = (positions.float()[..., None] * self._frequencies)[:, None]

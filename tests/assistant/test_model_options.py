@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import subprocess
 import sys
@@ -15,7 +16,7 @@ from model_endpoint import Answer, sequence, serve
 from drk.assistant.errors import UsageError
 from drk.assistant.llm.model_settings import ModelSettings
 from drk.assistant.model_options import model_settings, proposer_for, settings_from_json, settings_json
-from drk.assistant.proposers import BuiltinProposer
+from drk.assistant.proposers import BuiltinProposer, SeededProposer, enough_coverage, reads_hotspots
 from drk.gym.schema import Candidate
 
 DRK = [sys.executable, "-c", "from drk.assistant.cli import main; main()"]
@@ -68,6 +69,17 @@ def test_wrong_options(option: str, says: str) -> None:
 
 def test_builtin_itself_is_not_seeded() -> None:
     assert isinstance(proposer_for("builtin", ModelSettings(), builtin_first=True), BuiltinProposer)
+
+
+def test_nano_begins_by_itself_unless_builtin_is_asked_for(tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    (tmp_path / "nano.safetensors").write_bytes(b"")
+    alone, after = (proposer_for(str(tmp_path), ModelSettings(), builtin_first=first) for first in (None, True))
+    assert not isinstance(alone, SeededProposer)
+    assert isinstance(after, SeededProposer)
+    assert enough_coverage(alone) == enough_coverage(after) == 0.95
+    assert enough_coverage(BuiltinProposer()) == math.inf
+    assert not reads_hotspots(BuiltinProposer())
 
 
 def test_a_whole_run_against_an_endpoint(project: Path, silu_candidate: Candidate, tmp_path: Path) -> None:

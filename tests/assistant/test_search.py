@@ -166,6 +166,20 @@ async def test_without_a_gpu_an_ordered_proposers_candidates_are_judged_one_by_o
     assert "cannot be told apart" in found.ended
 
 
+@pytest.mark.parametrize(("enough", "judged_steps"), [(0.85, 2), (0.95, 3), (None, 3)])
+async def test_without_a_gpu_a_candidate_that_does_enough_of_the_work_ends_a_search(
+    enough: float | None, judged_steps: int, run: Run, search: Any, make_gym: Any, verdicts: Any
+) -> None:
+    lazy, whole = verdicts.accepted(coverage=0.5), verdicts.accepted(coverage=0.9)
+    gym = make_gym({"# a": lazy, "# b": whole, "# c": lazy})
+    proposer = OneStep(list(gym.verdicts))
+    if enough is not None:
+        proposer.enough_coverage = enough  # type: ignore[attr-defined]
+    found = await work(search(run, gym, proposer, [], on_gpu=False, at_once=1))
+    assert len(gym.evaluated) == judged_steps
+    assert ("cannot be told apart" in found.ended) == (judged_steps == 2)
+
+
 async def test_a_fault_of_the_host_ends_the_others(run: Run, search: Any, make_gym: Any, verdicts: Any) -> None:
     gym = make_gym({"# a": verdicts.refused(), "# b": verdicts.refused()})
     judge = Gated(gym, closed=("# b",))

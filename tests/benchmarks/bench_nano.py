@@ -7,11 +7,18 @@
     python tests/benchmarks/bench_nano.py eval  --out nano [--model FOLDER] [--samples 1] [--temperature 0]
     python tests/benchmarks/bench_nano.py stts  --out nano [--model FOLDER] [--turns 12]
     python tests/benchmarks/bench_nano.py card  --out nano
+    python tests/benchmarks/bench_nano.py pack   --model FOLDER --to nano/ship
+    python tests/benchmarks/bench_nano.py unpack --from nano/ship --to MODEL
+    python tests/benchmarks/bench_nano.py export --out nano --model FOLDER --to models/nano
 
 Every step writes its figures to OUT/results/NAME.json and may be run again: what is complete is not done twice, and
 training goes on at its last whole checkpoint. ``--minutes`` ends a step by the clock. All arms start from the same SFT
 checkpoint (OUT/sft/final). ``--dry-run`` uses tiny sizes and the interpreter: the path, not the figures. Without a GPU
 speeds are not measured and say so (null). Needs the ``train`` extra.
+
+``sft`` and ``rl`` leave what they made in OUT/ship as well (the latest one), packed in at most four small files;
+``export`` writes the 8-bit form that ``drk optimize --model nano`` reads, with the card, and measures what rounding
+changed.
 
 ``rl`` rewards speed by device time of the profile (``--speed device``) or by few timed pairs; ``eval`` times in full.
 Curves are kept every few steps; ``compare`` puts all arms side by side at equal steps.
@@ -23,23 +30,28 @@ compare them where every second prompt has 2 samples and the next one 14, ``grpo
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
 import time
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from drk.assistant.llm.messages import Message
 from drk.training.arms import ARMS, FAMILIES, ArmRecord, arms_table, earlier_curve, gpu_settings, write_comparison
 from drk.training.config import TrainConfig, load_config
 from drk.training.documents import document_of, shard_documents
 from drk.training.evaluate_policy import file_tasks, measure
 from drk.training.model_card import write_card
-from drk.training.pairs import StreamPlan, read_pairs, write_shard
+from drk.training.pairs import PairStream, StreamPlan, read_pairs, write_shard
+from drk.training.prompting import answer_text
 from drk.training.rl import train_rl
 from drk.training.run_folder import RunFolder
 from drk.training.scratch import pair_tokenizer, train_scratch
+from drk.training.ship import export_error, export_nano, pack_checkpoint, unpack_checkpoint
 from drk.training.tasks import draw_tasks
 from drk.training.train_command import quiet_libraries
 
@@ -129,7 +141,8 @@ def sft(options: argparse.Namespace) -> dict[str, Any]:
     made = options.out / "sft" / "steps.json"  # absent where the whole run was there before
     facts = json.loads(made.read_text()) if made.is_file() else {}
     facts |= done.facts() | {"seconds": time.monotonic() - begun, "last": steps[-1] if steps else {}}
-    return keep(options, "sft", facts)
+    keep(options, "sft", facts)
+    return keep(options, "sft", facts | _packed(done.final, options.out / "ship"))
 
 
 def rl(options: argparse.Namespace) -> dict[str, Any]:
@@ -157,7 +170,9 @@ def rl(options: argparse.Namespace) -> dict[str, Any]:
         record.curve = earlier_curve(options.out / "results" / f"{name}.json")
     done = train_rl(config, record.report)
     facts = {"seconds": time.monotonic() - begun, "whole": True, "speed": options.speed, "rate": options.rate}
-    return keep(options, name, record.facts() | done.facts() | facts)
+    facts = record.facts() | done.facts() | facts
+    keep(options, name, facts)
+    return keep(options, name, facts | _packed(done.final, options.out / "ship"))
 
 
 def compare(options: argparse.Namespace) -> dict[str, Any]:
@@ -245,14 +260,46 @@ def card(options: argparse.Namespace) -> dict[str, Any]:
     return {"card": str(path)}
 
 
-STEPS = {"data": data, "sft": sft, "rl": rl, "compare": compare, "eval": evaluate, "stts": stts, "card": card}
+def _packed(model: Path, ship: Path) -> dict[str, Any]:
+    return {"ship": {str(path): path.stat().st_size for path in pack_checkpoint(model, ship)}}
+
+
+def pack(options: argparse.Namespace) -> dict[str, Any]:
+    """Pack a checkpoint into few small files."""
+    return _packed(options.model or options.out / "sft" / "final", options.to or options.out / "ship")
+
+
+def unpack(options: argparse.Namespace) -> dict[str, Any]:
+    """Make a checkpoint's folder again from packed files."""
+    packed, to = options.packed or options.out / "ship", options.to or options.out / "model"
+    return {"model": str(unpack_checkpoint(packed, to))}
+
+
+def export(options: argparse.Namespace) -> dict[str, Any]:
+    """Write the form that is shipped, and measure on fresh pairs what rounding changed."""
+    model, to = options.model or options.out / "sft" / "final", options.to or options.out / "nano"
+    facts = export_nano(model, to)
+    families, count = (("pointwise",), 2) if options.dry_run else ((), 32)
+    pairs = itertools.islice(PairStream(StreamPlan(families, 9004, 8, dresses=2, reservoir=count // 2 + 1)), count)
+    texts = [([Message(role, text) for role, text in one.messages], answer_text(one.answer)) for one in pairs]
+    facts = keep(options, "export", {"model": str(model), **facts, "rounding": asdict(export_error(model, to, texts))})
+    write_card(options.out / "results", to / "README.md")
+    return facts
+
+
+STEPS = {
+    "data": data, "sft": sft, "rl": rl, "compare": compare, "eval": evaluate, "stts": stts, "card": card, "pack": pack,
+    "unpack": unpack, "export": export,
+}  # fmt: skip
 
 
 def parse() -> argparse.Namespace:
     """Return the options."""
     parser = argparse.ArgumentParser(description="The nano model's study.")
     parser.add_argument("step", choices=list(STEPS))
-    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--out", type=Path, default=Path("nano"), help="The study's folder.")
+    parser.add_argument("--to", type=Path, help="Where pack, unpack and export write.")
+    parser.add_argument("--from", dest="packed", type=Path, help="The packed files to unpack.")
     parser.add_argument("--model", type=Path, help="A checkpoint's folder (default: OUT/sft/final).")
     parser.add_argument("--label", default="", help="Names the result of eval and stts.")
     parser.add_argument("--arm", choices=list(ARMS), default="trloo")

@@ -14,7 +14,7 @@ from bench_scripts import load_script
 pytest.importorskip("trl", reason="needs the train extra")
 
 
-from drk.training.arms import GPU_CURVES
+from drk.training.arms import GPU_CURVES, compare_arms
 from drk.training.batch import RowRecord, decide
 from drk.training.config import TrainConfig, load_config
 from drk.training.errors import TrainingError
@@ -90,13 +90,45 @@ def test_the_curves_of_a_gpu_run_are_metrics_that_measured_speeds_give() -> None
 
 
 def test_the_card_says_what_was_not_measured(tmp_path: Path) -> None:
-    figures = {"tasks": 71, "correct/turn_1": 0.5, "hack_rate/best": 0.0}
-    results = {"eval-sft": {"sets": {"handwritten": figures}, "device": "cpu"}}
+    figures = {"tasks": 71, "correct/turn_1": 0.5, "hack_rate/best": 0.0, "fast@1.2/best": None}
+    results = {"eval-sft": {"sets": {"handwritten": figures}, "device": "cpu", "samples": 1, "temperature": 0.0}}
     text = card_text(results)
-    assert "| sft | handwritten | 71 | 50.0 % | not measured |" in text
-    assert "No reinforcement was recorded." in text
+    assert "| sft | handwritten | 71 | 1 at T=0.0 | 50.0 % | not measured |" in text
+    assert "no reinforcement was recorded" in text
+    assert "| parameters | not measured |" in text
+    assert "| this one | not measured | not measured |" in text
     with pytest.raises(TrainingError, match="no results"):
         write_card(tmp_path, tmp_path / "README.md")
+
+
+def test_the_card_holds_the_figures_of_each_step_and_of_runs_that_were_cut_off() -> None:
+    curve = [{"step": 1, "reward/mean": 0.2, "loss": 1.0}, {"step": 2, "reward/mean": 0.4, "loss": 0.9}]
+    arm = {"arm": "trloo", "seed": 1, "steps": 2, "curve": curve, "whole": False}
+    turns = {"tasks": 71, "correct/turn_1": 0.25, "correct/turn_2": 0.5, "correct/best": 0.625}
+    rounding = {"tokens": 1234, "kl_mean": 0.00051, "kl_max": 0.1, "same_top_share": 0.999}
+    sizes = {"parameters": 15_736_192, "weights_bytes": 2**20, "total_bytes": 3 * 2**19, "context_tokens": 2048}
+    results = {
+        "data": {"pairs": 49152, "compositions": 5778, "vocabulary": 4096, "lazy_share": 0.47},
+        "sft": {"steps": 1140, "seconds": 198.4, "last": {"loss": 0.031, "loss/held_out": 0.0475}, "device": "GPU"},
+        "rl-trloo-1": arm,
+        "arms": compare_arms([arm]),
+        "stts-sft": {"policies": {"top-w": {"handwritten": turns}}},
+        "export": sizes | {"rounding": rounding},
+    }
+    text = card_text(results)
+    for line in (
+        "| parameters | 15,736,192 |",
+        "| stored as | 8-bit integers with a scale a row: 1.00 MiB of weights, 1.50 MiB in all |",
+        "0.00051 nats; 99.9 % of 1,234 tokens",
+        "| SFT from nothing | 1,140 | 198 | loss 0.031, held-out loss 0.0475 |",
+        "| RL `trloo`, seed 1 (cut off) | 2 | not measured | reward/mean 0.2 to 0.4 |",
+        "- sft, history `top-w`: turn 1 25.0 %, turn 2 50.0 %, best 62.5 %",
+        "| trloo | 1 | 0.4 (0.2) |",
+        "Measured on: GPU.",
+    ):
+        assert line in text
+    assert "dry run" not in text
+    assert "dry run" in card_text(results | {"sft": {"dry_run": True}})
 
 
 @pytest.mark.parametrize("name", ["one-gpu", "ddp", "fsdp2"])
