@@ -141,8 +141,8 @@ def check_access(host: str, tokens_file: Path, *, insecure_local: bool) -> None:
         )
 
 
-def check_port(host: str, port: int) -> None:
-    """Make sure that a server could listen there, rather than have it fail again and again.
+def check_port(host: str, port: int, console: Console) -> None:
+    """Make sure that a server could listen there, rather than have it fail again and again; warn of who could read.
 
     Raises:
         EnvironmentFault: it could not.
@@ -160,6 +160,8 @@ def check_port(host: str, port: int) -> None:
             cause=error.strerror or str(error),
             help="stop what listens there, or choose another --port",
         ) from error
+    if not is_loopback(host):
+        console.warn("tokens and sources travel unencrypted; put a proxy with TLS before this server")
 
 
 def _worker_settings(
@@ -215,9 +217,7 @@ def up_command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     require_serve()
     tokens_file = tokens or default_tokens_file()
     check_access(host, tokens_file, insecure_local=insecure_local)
-    check_port(host, port)
-    if not is_loopback(host):
-        console_from(ctx).warn("tokens and sources travel unencrypted; put a proxy with TLS before this server")
+    check_port(host, port, console_from(ctx))
     both: dict[str, Any] = {"sandbox": sandbox, "run_s": run_deadline_s}
     serving = {
         "host": host,

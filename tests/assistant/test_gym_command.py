@@ -13,6 +13,7 @@ from gym_service import RIGHT, GymService
 
 from drk.assistant import gym_command
 from drk.assistant.cli import run
+from drk.assistant.console import Console
 from drk.assistant.errors import EnvironmentFault, UsageError
 from drk.assistant.gym_address import gym_url, launch_ahead, open_gym
 from drk.assistant.gym_command import check_access, check_port, choose_devices, fitting_slots, is_loopback
@@ -64,17 +65,20 @@ def test_nothing_is_opened_to_strangers(tmp_path) -> None:
     check_access("127.0.0.1", tmp_path / "none", insecure_local=True)
 
 
-@NEEDS_SERVER
-def test_an_address_that_is_taken_is_told_before_anything_starts() -> None:
+def test_an_address_that_is_taken_or_open_to_all_is_told_before_anything_starts(capsys) -> None:
+    console = Console()
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(EnvironmentFault, match=f"cannot listen on 127.0.0.1:{port}"):
-            check_port("127.0.0.1", port)
-    check_port("127.0.0.1", port)
+            check_port("127.0.0.1", port, console)
+    check_port("127.0.0.1", port, console)
+    assert not capsys.readouterr().err
+    check_port("0.0.0.0", port, console)
+    assert "unencrypted" in capsys.readouterr().err
     with pytest.raises(EnvironmentFault, match="cannot listen"):
-        check_port("198.51.100.7", port)
+        check_port("198.51.100.7", port, console)
 
 
 def test_slots_fit_the_cores() -> None:
@@ -83,6 +87,7 @@ def test_slots_fit_the_cores() -> None:
     assert fitting_slots("cuda:0", 1, 2) == 3
 
 
+@NEEDS_SERVER
 def test_up_refuses_in_the_usual_form(capsys) -> None:
     assert run(["gym", "up", "--host", "0.0.0.0"]) == 2
     assert "error: nobody has a token for this gym" in capsys.readouterr().err
