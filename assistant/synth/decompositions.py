@@ -15,6 +15,7 @@ from typing import Any
 from drk.assistant.synth.channel_norms import by_channel, group_norm_by_channel, train_batch_norm
 from drk.assistant.synth.class_rules import CLASS_RULES
 from drk.assistant.synth.contraction_rules import CONTRACTION_RULES
+from drk.assistant.synth.distance_rules import DISTANCE_RULES
 from drk.assistant.synth.draft import Draft, contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.loss_rules import LOSS_RULES
@@ -328,4 +329,5 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     **CONTRACTION_RULES,
     **LOSS_RULES,
     **CLASS_RULES,
+    **DISTANCE_RULES,
 }

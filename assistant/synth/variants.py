@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from drk.assistant.synth.contraction_rules import CONTRACTIONS
 from drk.assistant.synth.depthwise_layout import row_major_first, swapped
+from drk.assistant.synth.distance_rules import DISTANCE_RULES
 from drk.assistant.synth.layouts import is_convolution, only_products
 from drk.assistant.synth.pixel_region import sees_one_pixel
 from drk.assistant.synth.pointwise import BLOCKS, Block
@@ -73,8 +74,8 @@ def variants(graph: Graph) -> list[Variant]:
 
 
 def _products(graph: Graph) -> list[Node]:
-    """Matrix products of the graph, those among them that contractions are written as."""
-    if any(node.bare_op in CONTRACTIONS for node in graph.nodes):
+    """Matrix products of the graph, those among them that contractions and distances are written as."""
+    if any(node.bare_op in {*CONTRACTIONS, *DISTANCE_RULES} for node in graph.nodes):
         graph = rewrite(graph, by_channel=True)
     metas = graph.metas()
     return [node for node in graph.nodes if product_of(node, metas) is not None]
