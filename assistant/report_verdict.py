@@ -1,7 +1,7 @@
 """The sentence at the top of a report: where the time is, and what removing or fusing it could win at most.
 
 It speaks of modules of one class together, since one kernel replaces them all; the outermost module, which is
-everything, is named only when nothing below it stands out.
+everything, is named only when nothing below it stands out. An optimizer or a loss that takes more is named first.
 """
 
 from __future__ import annotations
@@ -85,7 +85,12 @@ def _where(report: Report, whole: str) -> str:
     bound = amdahl(1.0, min(share, 1.0))
     at_most = f"at most {bound:.2g}x" if bound is not None and bound < 100 else "nearly everything"
     many = f" ({len(rows)} modules)" if len(rows) > 1 else ""
-    return f"{100 * share:.0f} % of {whole} is in {name}{many}, worth {at_most} by Amdahl"
+    where = f"in {name}{many}, worth {at_most} by Amdahl"
+    outside = report.parts[0] if report.parts else None
+    if outside is not None and outside.times.share > share:
+        part = f"{100 * outside.times.share:.0f} % of {whole} is in {outside.name}, outside of modules"
+        return f"{part}; {100 * share:.0f} % is {where}"
+    return f"{100 * share:.0f} % of {whole} is {where}"
 
 
 def _joined(ops: Sequence[str]) -> str:

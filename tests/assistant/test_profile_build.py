@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from drk.assistant.profile_recording import RecordedModule
 from drk.assistant.profile_trace import analyse
 from drk.assistant.report import Method, from_json, to_json
 from drk.assistant.report_text import render_text
+from drk.assistant.report_verdict import verdict_sentence
 
 METHOD = Method("command", "cpu", 0, command="python train.py")
 
@@ -178,6 +180,10 @@ def test_what_runs_outside_of_modules_has_a_name() -> None:
     ]
     assert report.attribution.to_module == pytest.approx(300 / 400)
     assert report.attribution.to_part == pytest.approx(330 / 400)
+    heavy = replace(report.parts[0], times=replace(report.parts[0].times, share=0.8))
+    assert verdict_sentence(replace(report, parts=(heavy,))).startswith(
+        "80 % of 133 us device time a step is in SGD.step, outside of modules; 52 % is in Linear, worth at most 2.1x"
+    )
 
 
 def test_a_kernel_of_a_module_without_a_line_has_that_of_the_call() -> None:

@@ -264,7 +264,11 @@ class Session:
 
     def write(self) -> None:
         """Write everything; nothing without ``--out``."""
-        told = {"rows": self.rows, "notes": notes(self.found, self.overhead), "missed": missed(self.found)}
+        told = {
+            "rows": [one for one in self.rows if "error" not in one],
+            "notes": notes(self.found, self.overhead),
+            "missed": missed(self.found),
+        }
         data = {**self.facts, **told, "overhead": self.overhead, "results": self.found}
         write(self.options.out, data, self.kept)
 
