@@ -46,7 +46,8 @@ class NanoTokenizer:
             data = json.loads(path.read_text(encoding="utf-8"))
             self._read(data)
             said = json.loads((folder / "tokenizer_config.json").read_text(encoding="utf-8"))
-            self.end: int = self._special[said["eos_token"]]
+            end = said["eos_token"]
+            self.end: int = self._special[end["content"] if isinstance(end, dict) else end]
             template = said.get("chat_template") or (folder / "chat_template.jinja").read_text(encoding="utf-8")
             environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
             self._template = environment.from_string(template)
