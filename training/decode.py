@@ -60,6 +60,7 @@ class Decoder:
         self._forward: Forward | None = None
         self._cache: Cache | None = None
         self._state: DecodeState | None = None
+        self._wanted = (0, 0, 0)
         self._graphs: dict[tuple[int, int], Any] = {}
         self._drawing: tuple[float, tuple[int, ...]] = (0.0, ())
         self._stops = torch.zeros(0, dtype=torch.int64)
@@ -134,20 +135,18 @@ class Decoder:
             self._graphs.clear()
             self._stops = torch.tensor(drawing[1], dtype=torch.int64, device=forward.weight.device)
             self._drawing = drawing
-        tokens = power_of_two(max(prompt.max_new_tokens for prompt in prompts), 64)
-        context = context_of(max(len(one.ids) + one.max_new_tokens for one in prompts))
-        rows = power_of_two(min(len(prompts), self._most_rows), LEAST_ROWS)
-        cache, state = self._cache, self._state
-        if cache is None or state is None or not _same_kind(cache, forward):
-            cache = state = None
-        else:
-            rows, context, tokens = (
-                max(rows, cache.rows), max(context, cache.context), max(tokens, state.ids.shape[1])
-            )  # fmt: skip
-            if (rows, context, tokens) == (cache.rows, cache.context, state.ids.shape[1]):
+        wanted = (
+            min(power_of_two(len(prompts), LEAST_ROWS), self._most_rows),
+            context_of(max(len(one.ids) + one.max_new_tokens for one in prompts)),
+            power_of_two(max(prompt.max_new_tokens for prompt in prompts), 64),
+        )
+        if self._cache is not None and _same_kind(self._cache, forward):
+            wanted = (max(wanted[0], self._wanted[0]), max(wanted[1], self._wanted[1]), max(wanted[2], self._wanted[2]))
+            if wanted == self._wanted:
                 return
         self._graphs.clear()
-        self._cache = self._state = cache = state = None
+        self._cache = self._state = None
+        rows, context, tokens = self._wanted = wanted
         rows = min(rows, self._rows_that_fit(forward, context))
         self._cache = forward.make_cache(rows, context)
         self._state = DecodeState(rows, tokens, forward.weight.device)

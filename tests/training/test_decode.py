@@ -99,6 +99,23 @@ def test_a_decoder_serves_one_call_after_the_other() -> None:
     assert all(one.cut for one in wanted)
 
 
+def test_short_memory_gives_fewer_rows_and_one_cache(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Decoder, "_rows_that_fit", lambda *_: 3)
+    made: list[int] = []
+    make_cache = decode_model.Forward.make_cache
+
+    def counted(self: Any, rows: int, context: int) -> Any:
+        made.append(rows)
+        return make_cache(self, rows, context)
+
+    monkeypatch.setattr(decode_model.Forward, "make_cache", counted)
+    model, decoder = make_model(), Decoder(rows=5, graphs=False)
+    wanted = sample(model, prompts(), temperature=1.0, stop_ids=STOP, pad_id=0)
+    for _ in range(2):
+        equal(decoder.sample(model, prompts(), temperature=1.0, stop_ids=STOP), wanted)
+    assert made == [3]
+
+
 def test_weights_changed_in_place_are_seen() -> None:
     model, decoder = make_model(), Decoder(graphs=False)
     before = decoder.sample(model, prompts(), temperature=0.0, stop_ids=STOP)
