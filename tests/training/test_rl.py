@@ -22,7 +22,7 @@ from drk.assistant.proposers import ProposeContext, is_model, make_proposer, ope
 from drk.gym.devices import device_facts
 from drk.training.arms import CURVES
 from drk.training.config import load_config
-from drk.training.rl import Trained, load_tasks, step_sizes, task_order, train_rl
+from drk.training.rl import Trained, TrainingGym, gym_settings, load_tasks, step_sizes, task_order, train_rl
 from drk.training.training_report import CHARTS
 
 pytestmark = pytest.mark.filterwarnings("ignore::FutureWarning", "ignore::UserWarning", "ignore::DeprecationWarning")
@@ -195,6 +195,13 @@ def test_the_order_of_tasks_is_fixed_by_the_seed_and_grows_at_its_end() -> None:
     assert long[:12] == short
     assert sorted(long[:5]) == [0, 1, 2, 3, 4]
     assert task_order(5, 12, 4) != short
+
+
+def test_a_training_gym_keeps_a_reference_for_each_task() -> None:
+    settings = gym_settings(load_config("nano", ["gym.sessions=40", "gym.timing=false", "gym.run_s=7"]).gym)
+    assert TrainingGym(settings, 40).sessions_at_once == 40
+    assert TrainingGym(settings, 0).sessions_at_once == max(4, settings.parallel)
+    assert (settings.timing.enabled, settings.limits.run_s, settings.hidden_shape) == (False, 7.0, True)
 
 
 def test_uneven_steps_are_refused() -> None:

@@ -6,7 +6,7 @@ import torch
 from drk.gym.schema import Call, Scalar, TensorSpec
 from drk.gym.wire import task_id
 from drk.training.errors import OptionError
-from drk.training.tasks import FAMILIES, draw_task, draw_tasks, split_of
+from drk.training.tasks import FAMILIES, draw_task, draw_tasks, largest_input, split_of
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, "long-chain"])
@@ -59,6 +59,26 @@ def test_names_are_open() -> None:
     early = set(re.findall(r"\b[a-z]\w+", "".join(sources[:60])))
     late = {word for source in sources[60:] for word in re.findall(r"\b([a-z]\w+) = ", source)}
     assert len(late - early) > len(late) / 3
+
+
+def test_tasks_of_a_least_size_have_an_input_of_that_size() -> None:
+    least = 2**20
+    found = draw_tasks(12, families=("pointwise", "row", "linear"), least_elements=least)
+    assert all(largest_input(one.task) >= least for one in found)
+    assert any(largest_input(one.task) < least for one in draw_tasks(12, families=("pointwise", "row", "linear")))
+
+
+def test_who_gives_no_argument_gets_the_default() -> None:
+    """Where a constructor has defaults, a task may leave arguments out: the module is the same."""
+    shorter = 0
+    for seed in range(60):
+        task = draw_task("pointwise", seed, rows=4).task
+        names: dict = {}
+        exec(task.files["model.py"], names)
+        given = len(task.init.args) if isinstance(task.init, Call) else 0
+        takes = names[task.target].__init__.__code__.co_argcount - 1
+        shorter += given < takes
+    assert shorter > 3
 
 
 def test_an_unknown_family_is_refused() -> None:
