@@ -169,7 +169,8 @@ def rl(options: argparse.Namespace) -> dict[str, Any]:
     if RunFolder(Path(config.run.output_dir), main=False).last_checkpoint() is not None:
         record.curve = earlier_curve(options.out / "results" / f"{name}.json")
     done = train_rl(config, record.report)
-    facts = {"seconds": time.monotonic() - begun, "whole": True, "speed": options.speed, "rate": options.rate}
+    speed = values.get("reward.speed", "not measured")
+    facts = {"seconds": time.monotonic() - begun, "whole": True, "speed": speed, "rate": options.rate}
     facts = record.facts() | done.facts() | facts
     keep(options, name, facts)
     return keep(options, name, facts | _packed(done.final, options.out / "ship"))
