@@ -117,6 +117,7 @@ def data(options: argparse.Namespace) -> dict[str, Any]:
     some = pairs[:: max(1, len(pairs) // 8192)]
     tokenizer = pair_tokenizer(some, vocabulary=vocabulary, phrases=phrases, context_tokens=2048)
     tokenizer.save_pretrained(options.out / "tokenizer")
+    kept = list(shard_documents(folder, tokenizer, context=2048))  # beside the shards, so that training need not wait
     found = (document_of(pair, tokenizer, context=10**9) for pair in pairs[:1024])
     lengths = sorted(len(one.ids) for one in found if one is not None)
     facts = {"pairs": len(pairs), "seconds": seconds, "pairs_per_s": len(pairs) / max(seconds, 1e-9)}
@@ -129,7 +130,6 @@ def sft(options: argparse.Namespace) -> dict[str, Any]:
     """Train from nothing on the shards, and on pairs written meanwhile."""
     values = {
         "run.output_dir": str(options.out / "sft"), "run.steps": 2 if options.dry_run else options.steps,
-    kept = list(shard_documents(folder, tokenizer, context=2048))  # beside the shards, so that training need not wait
         "run.save_every": 1 if options.dry_run else 500, "scratch.tokenizer": str(options.out / "tokenizer"),
         "scratch.pairs": str(options.out / "pairs"), "scratch.workers": 0 if options.dry_run else options.workers,
         "scratch.minutes": 0.0 if options.dry_run else options.minutes,
