@@ -44,8 +44,8 @@ def build_banded_region(nodes: list[Node], facts: Facts, rules: Rules) -> Region
     region = build_region(kept, facts, rules)
     if region is None or len(region.products) != 1:
         return None
-    bands = {"left_band": before, "right_band": beside, "result_band": after}
-    banded = replace(region.products[0], **{key: _joined(names, facts) for key, names in bands.items()})
+    left_band, right_band, result_band = (_joined(names, facts) for names in (before, beside, after))
+    banded = replace(region.products[0], left_band=left_band, right_band=right_band, result_band=result_band)
     inside = dict.fromkeys((*before, *beside, *after))
     absorbed = (*(by_name[name] for name in inside), *([node] if last else []))
     return replace(region, products=(banded,), absorbed=absorbed)

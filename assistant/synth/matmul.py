@@ -96,15 +96,7 @@ def write_matmul(
     factors = factor_values(region)
     batched = region.products[0].batched
     words = _BATCHED if batched else _FLAT
-    schedule = [line.format(**words) for line in _SCHEDULE]
-    if batched:
-        schedule += [
-            "batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)",
-            "rows = batch * n_rows + matrix_rows",
-        ]
-    if _bands(region).lower_left:
-        at = next(index for index, line in enumerate(schedule) if line.startswith(f"{words['local']} = tile_m"))
-        schedule.insert(at, "tile_m = tiles_m - 1 - tile_m  # lower rows have the longer sums: they go first")
+    schedule = _schedule_lines(region, words)
     order, parted = _order(body), tile.parts > 1
     lines = [*_known_lines(order), *schedule, *_product_lines(body, words["local"], order, parted=parted)]
     accumulators = [names[item.node.name] for item in region.products]
@@ -133,6 +125,20 @@ def write_matmul(
         copy_kernel, copy_launcher = copy_parts(f"{name}_copy")
         kernel = f"{copy_kernel}\n\n{copy_launcher}\n\n{kernel}"
     return KernelText(name, kernel, launcher, inputs, outputs, "; ".join(formula))
+
+
+def _schedule_lines(region: Region, words: Mapping[str, str]) -> list[str]:
+    """Statements that find the program's tile."""
+    schedule = [line.format(**words) for line in _SCHEDULE]
+    if region.products[0].batched:
+        schedule += [
+            "batch = (tl.program_id(0) // (tiles_m * tiles_n)).to(INDEX)",
+            "rows = batch * n_rows + matrix_rows",
+        ]
+    if _bands(region).lower_left:
+        at = next(index for index, line in enumerate(schedule) if line.startswith(f"{words['local']} = tile_m"))
+        schedule.insert(at, "tile_m = tiles_m - 1 - tile_m  # lower rows have the longer sums: they go first")
+    return schedule
 
 
 @dataclass(frozen=True)
@@ -198,7 +204,7 @@ def _product_lines(body: Body, rows: str, order: _Order, *, parted: bool) -> lis
     if order.turned:
         lines.append("# Tiles of the transposed product: its second factor is the one whose rows are contiguous.")
     shape = "(BLOCK_N, BLOCK_M)" if order.turned else "(BLOCK_M, BLOCK_N)"
-    lines += [f"{name} = tl.zeros({shape}, dtype=tl.float32)" for name in accumulators]
+    lines += (f"{name} = tl.zeros({shape}, dtype=tl.float32)" for name in accumulators)
     bands = _bands(body.region)
     if bands or parted:
         lines += bands.loop_lines(rows) if bands else PART_LINES
@@ -281,12 +287,14 @@ def _launch_lines(body: Body, name: str, tile: Tile, owned: frozenset[str], orde
     largest = ["n_rows * n_cols" if not product.batched else f"out_{names[region.outputs[0].value]}.numel()"]
     largest += [f"{item}.numel()" for item in (left, *rights[:1])]
     lines += [*sizes, *copies]
+    parted = tile.parts > 1
+    if parted:
+        lines += parts_lines(body, tile, f"out_{names[region.outputs[0].value]}")
+        largest.append("parts.numel()")
     lines += [
         f"block_m = max(16, min({tile.block_m}, triton.next_power_of_2(n_rows)))",
         f"index_type = tl.int32 if max({', '.join(largest)}) < 2**31 else tl.int64",
     ]
-    parted = tile.parts > 1
-    lines += parts_lines(body, tile, f"out_{names[region.outputs[0].value]}") if parted else []
     values = [left, *rights, *(["parts", "all_rows"] if parted else pointers.values)]
     values += ["n_rows", "n_cols", "n_inner", *strides, *(value for _, value in batch_arguments(body, texts))]
     values += () if parted else shapes.values

@@ -8,6 +8,9 @@ Left out: two pools in one kernel, and reductions beside one.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
+
 from drk.assistant.synth.expression import is_pointwise, scalar_flops
 from drk.assistant.synth.frames import Frame, is_channels_last
 from drk.assistant.synth.regions import MAX_OPERANDS, Facts, Region, region_inputs, region_outputs
@@ -15,7 +18,12 @@ from drk.assistant.synth.windows import Window, window_of
 from drk.gym.graph import Node
 
 MAX_REPEATED = 12
-"""Most arithmetic instructions for an element that are repeated for each window over it."""
+"""Most arithmetic instructions for an element that are repeated for each window over it, in a usual window: 3 x 3."""
+USUAL_REPEATS = 4.5
+"""How often a 3 x 3 convolution repeats them, with 4 results a lane."""
+
+_MORE: Mapping[str, int] = {"hardswish": 4, "hardsigmoid": 3, "hardtanh": 1, "relu6": 1, "clamp": 1}
+"""Instructions of operators beyond the one that :func:`scalar_flops` counts."""
 
 
 def build_pooling_region(nodes: list[Node], facts: Facts) -> Region | None:
@@ -87,7 +95,18 @@ def _light(nodes: list[Node], source: tuple[int, ...], window: Window) -> bool:
         if len(node.meta.shape) > len(source) or not all(size in (1, other) for size, other in sizes):
             return False
     whole = [node for node in nodes if node.meta.shape == source]
-    return not _repeats(window) or scalar_flops(whole) <= MAX_REPEATED
+    flops = scalar_flops(whole) + sum(_MORE.get(node.bare_op, 0) for node in whole)
+    return not _repeats(window) or flops <= _most_repeated(window)
+
+
+def _most_repeated(window: Window) -> float:
+    """Instructions whose repetition costs no more than writing an element and reading it again would."""
+    if window.weight is None:
+        return MAX_REPEATED
+    repeats = float(math.prod(window.sizes))
+    if window.rank > 1:
+        repeats *= (window.sizes[-2] + 3) / (4 * window.sizes[-2])
+    return MAX_REPEATED * USUAL_REPEATS / max(repeats, USUAL_REPEATS)
 
 
 def _repeats(window: Window) -> bool:

@@ -29,14 +29,16 @@ PART_LINES = (
 
 def store_lines(accumulators: Sequence[str], rows: str) -> list[str]:
     """Statements that leave sums of a part in the buffer."""
+    place = "rows[:, None]) * n_cols + cols[None, :]"
     lines = [
         "",
         f"mask = ({rows}[:, None] < n_rows) & (cols[None, :] < n_cols)",
-        "parts_ptrs = parts_ptr + (part * all_rows + rows[:, None]) * n_cols + cols[None, :]",
+        f"parts_ptrs = parts_ptr + (part * all_rows + {place}",
     ]
     for number, name in enumerate(accumulators):
-        offset = f" + {number} * PARTS * all_rows * n_cols" if number else ""
-        lines.append(f"tl.store(parts_ptrs{offset}, {name}, mask=mask)")
+        if number:
+            lines.append(f"parts_ptrs = parts_ptr + ((part + {number} * PARTS) * all_rows + {place}")
+        lines.append(f"tl.store(parts_ptrs, {name}, mask=mask)")
     return lines
 
 
@@ -45,17 +47,19 @@ def sum_kernel(
 ) -> str:
     """Source of the second kernel; ``epilogue`` are the statements after the product."""
     accumulators = [body.names[item.node.name] for item in body.region.products]
+    place = "rows[None, :, None]) * n_cols + cols[None, None, :]"
     lines = [
         "tiles_n = tl.cdiv(n_cols, BLOCK_N)",
         "rows = (tl.program_id(0) // tiles_n).to(INDEX) * BLOCK_M + tl.arange(0, BLOCK_M)",
         "cols = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)",
         "part = tl.arange(0, PARTS)[:, None, None].to(INDEX)",
-        "parts_ptrs = parts_ptr + (part * n_rows + rows[None, :, None]) * n_cols + cols[None, None, :]",
+        f"parts_ptrs = parts_ptr + (part * n_rows + {place}",
         "parts_mask = (rows[None, :, None] < n_rows) & (cols[None, None, :] < n_cols)",
     ]
     for number, accumulator in enumerate(accumulators):
-        offset = f" + {number} * PARTS * n_rows * n_cols" if number else ""
-        lines.append(f"{accumulator} = tl.sum(tl.load(parts_ptrs{offset}, mask=parts_mask, other=0.0), axis=0)")
+        if number:
+            lines.append(f"parts_ptrs = parts_ptr + ((part + {number} * PARTS) * n_rows + {place}")
+        lines.append(f"{accumulator} = tl.sum(tl.load(parts_ptrs, mask=parts_mask, other=0.0), axis=0)")
     constants = [f"{item}: tl.constexpr" for item in ("INDEX", "PARTS", "BLOCK_M", "BLOCK_N")]
     parameters = ["parts_ptr", *pointers.parameters, "n_rows", "n_cols", *shapes.parameters, *constants]
     doc = ["Sums of the product's parts, then the epilogue:", *formula]

@@ -150,3 +150,11 @@ def test_a_lane_holds_its_sums_in_registers(graph_of, offline_compile):
     assert kernel["spill_bytes"] == 0
     assert kernel["registers"] <= 96
     assert kernel["shared_bytes"] == 0  # all tensors lie in lanes alike
+
+
+@pytest.mark.parametrize(("size", "kernels"), [(3, 1), (7, 2)])
+def test_what_stands_before_a_large_window_is_not_computed_again_for_each_tap(graph_of, size, kernels):
+    layers = nn.Sequential(nn.BatchNorm2d(8), nn.Hardswish(), nn.Conv2d(8, 8, size, padding=size // 2, groups=8))
+    graph = graph_of(layers.eval(), torch.randn(2, 8, 20, 20))
+    plain = next(item for item in variants(graph) if not item.channels_last)
+    assert len(compile_graph(graph, plain).kernels) == kernels

@@ -14,6 +14,7 @@ def test_a_linear_layer_on_few_rows(check):
     calls = [[torch.randn(7, INNER), torch.randn(7, 1)]]
     compiled = check(module, torch.randn(5, INNER), torch.randn(5, 1), kernels=["linear_gelu_mul_add"], calls=calls)
     assert "PARTS=2" in compiled.source
+    assert ", parts.numel()) < 2**31" in compiled.source
     assert "linear_gelu_mul_add_pass1_kernel" in compiled.source
 
 
