@@ -1,9 +1,9 @@
 """The form in which the nano model answers: the builtin compiler's file, shorter, with the reference's own constructor.
 
 The compiler declares parameters by key and shape, which a small model would have to compute; here ``ModelNew`` repeats
-the reference's ``__init__`` word for word, so that names and keys are copied and sizes need no arithmetic. Formulas
-stand once, at the top, as a plan. Docstrings of kernels and launchers go, and what spares the host time; device
-functions stay as they are.
+the reference's ``__init__`` word for word, so that names and keys are copied and sizes need no arithmetic. Docstrings
+of kernels and launchers go, and what spares the host time; device functions stay as they are. Then everything is
+brought in the order in which it is easiest to write (:mod:`drk.training.answer_order`).
 
 Left out: modules whose tensors no constructor can make again (the compiler's ``from_reference``).
 """
@@ -16,8 +16,8 @@ import textwrap
 from dataclasses import dataclass
 
 from drk.assistant.synth.launch import without_launch
+from drk.training.answer_order import in_order
 
-_FORMULA = re.compile(r"^- ``(\w+?)``: (.*)$", re.MULTILINE)
 _TRITON = ("import triton", "import triton.language as tl")
 _FUNCTIONAL = re.compile(r"\bF\.")
 
@@ -56,8 +56,7 @@ def nano_answer(compiled: str, reference: Reference) -> str:
     body = "\n\n".join([*classes[1], textwrap.indent(textwrap.dedent(_text(forward, lines)), "    ")])
     head = f"{classes[0]}{_header(reference)}\n{body}"
     code = "\n\n\n".join([*(part.strip("\n") for part in parts), head])
-    plan = "\n".join(f"{name.removesuffix('_kernel')}: {formula}" for name, formula in _FORMULA.findall(compiled))
-    return f'"""{plan}"""\n\n{_imports(reference, code)}\n\n\n{code}\n'
+    return in_order(f"{_imports(reference, code)}\n\n\n{code}\n")
 
 
 def target_class(source: str) -> str:
