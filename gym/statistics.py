@@ -23,7 +23,7 @@ BIRGE_RATIO = 1.3
 """Scatter of repeated measurements over what their pairs imply: 1.1 to 1.4 on an H200 (docs/results/aa-h200)."""
 
 
-RESOLUTION = 0.0035
+RESOLUTION = 0.004
 """At 0.1 ms and below: twice the scatter of medians of pairs of processes (docs/results/aa-h200)."""
 RESOLUTION_AT_MS = 0.1
 
@@ -31,7 +31,7 @@ RESOLUTION_AT_MS = 0.1
 def resolution(latency_ms: float) -> float:
     """Return the relative difference that two processes with the same code may keep, for calls that take so long.
 
-    Measured on an H200: medians within 0.35 % at 0.1 ms, 0.1 % at 5 ms; in between, the cube root joins the two.
+    Measured on an H200: medians within 0.4 % at 0.1 ms, 0.11 % at 5 ms; in between, the cube root joins the two.
     """
     return RESOLUTION * math.pow(min(1.0, RESOLUTION_AT_MS / latency_ms), 1 / 3)
 

@@ -60,6 +60,6 @@ def test_two_processes_with_the_same_code_are_not_told_apart() -> None:
     assert exact.low == pytest.approx(1.002)
     floored = ratio_interval([1.002] * 20, [1.0] * 20, floor=resolution(0.1))
     assert floored.low < 1.0 < floored.high
-    assert floored.low == pytest.approx(1.002 * math.exp(-0.0035))
-    assert resolution(0.01) == resolution(0.1) == 0.0035
-    assert resolution(5.0) == pytest.approx(0.00095, rel=0.01)
+    assert floored.low == pytest.approx(1.002 * math.exp(-0.004))
+    assert resolution(0.01) == resolution(0.1) == 0.004
+    assert resolution(5.0) == pytest.approx(0.00109, rel=0.01)
