@@ -42,15 +42,7 @@ def make_backend(
     """
     rollout = config.rollout
     if rollout.backend == "vllm":
-        return VllmBackend(
-            rollout.url,
-            rollout.served_model,
-            temperature=rollout.temperature,
-            stop_ids=stops,
-            concurrency=rollout.concurrency,
-            patience_s=config.gym.patience_s,
-            timeout_s=rollout.trajectory_timeout_s,
-        )
+        return _vllm(config, stops)
     if os.environ.get("ACCELERATE_USE_FSDP", "").lower() == "true":
         raise OptionError(
             "weights are spread over processes by FSDP, so they cannot be sampled from in the process",
@@ -84,6 +76,19 @@ def make_backend(
     )
     found.share = rollout.wave_share
     return found
+
+
+def _vllm(config: TrainConfig, stops: frozenset[int]) -> VllmBackend:
+    rollout = config.rollout
+    return VllmBackend(
+        rollout.url,
+        rollout.served_model,
+        temperature=rollout.temperature,
+        stop_ids=stops,
+        concurrency=rollout.concurrency,
+        patience_s=config.gym.patience_s,
+        timeout_s=rollout.trajectory_timeout_s,
+    )
 
 
 def check_continuous(config: TrainConfig, *, on_gpu: bool) -> None:

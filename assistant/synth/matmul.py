@@ -49,7 +49,7 @@ from drk.assistant.synth.launcher import (
     result_line,
     shape_arguments,
 )
-from drk.assistant.synth.regions import Region
+from drk.assistant.synth.regions import Product, Region
 from drk.assistant.synth.split_product import PART_LINES, parts_lines, store_lines, sum_kernel, sum_launch_lines
 from drk.assistant.synth.tiles import Tile
 from drk.gym.graph import TensorMeta
@@ -182,6 +182,19 @@ def _bands(region: Region) -> Bands:
     return Bands(product.left_band, product.right_band, product.result_band, product.transposed)
 
 
+def _band_masks(product: Product, rows: str, cols: str, inner: tuple[str, str], right: str) -> list[str]:
+    """Zero what a triangular or banded factor has outside of its band; ``inner`` runs down and along a tile."""
+    lines = []
+    if product.left_band is not None:
+        kept = product.left_band.condition(rows, f"({inner[1]} + start)")
+        lines.append(f"    left = tl.where({kept}, left, 0.0)")
+    if product.right_band is not None:
+        stored = (f"({inner[0]} + start)", cols)
+        kept = product.right_band.condition(*(stored[::-1] if product.transposed else stored))
+        lines.append(f"    {right}_tile = tl.where({kept}, {right}_tile, 0.0)")
+    return lines
+
+
 def _product_lines(body: Body, rows: str, order: _Order, *, parted: bool) -> list[str]:
     left, *rights = factor_names(body)
     product = body.region.products[0]
@@ -222,13 +235,7 @@ def _product_lines(body: Body, rows: str, order: _Order, *, parted: bool) -> lis
             for right in rights
         ),
     ]
-    if product.left_band is not None:
-        kept = product.left_band.condition(f"{rows}{down}", f"(inner{along} + start)")
-        lines.append(f"    left = tl.where({kept}, left, 0.0)")
-    if product.right_band is not None:
-        stored = (f"(inner{down} + start)", f"cols{along}")
-        kept = product.right_band.condition(*(stored[::-1] if product.transposed else stored))
-        lines.append(f"    {rights[0]}_tile = tl.where({kept}, {rights[0]}_tile, 0.0)")
+    lines += _band_masks(product, f"{rows}{down}", f"cols{along}", (f"inner{down}", f"inner{along}"), rights[0])
     for accumulator, right in zip(accumulators, rights, strict=True):
         tiles = f"{right}_tile, left" if order.turned else f"left, {right}_tile"
         lines.append(f"    {accumulator} = tl.dot({tiles}, {accumulator}, input_precision=PRECISION)")
