@@ -37,6 +37,10 @@ def with_views(graph: Graph, regions: Sequence[Region], excluded: frozenset[str]
     return _Joiner(graph, facts_of(graph), list(regions), excluded).run()
 
 
+_LAYING = {"clone", "contiguous", "reshape", "flatten", "_unsafe_view"}
+"""Operators that only lay a tensor out, by a copy where it does not lie so."""
+
+
 @dataclass
 class _Joiner:
     graph: Graph
@@ -121,15 +125,28 @@ class _Joiner:
 
     def _slowly_moved(self, node: Node) -> bool:
         """Whether PyTorch takes several passes or narrow reads for what ``node`` alone moves."""
+        if node.bare_op in _LAYING and self._follows_attention(node):
+            return False
         if any(self._moves(view) for view in self._fitting([node])):
             return True
-        if node.bare_op in {"clone", "contiguous", "reshape", "flatten", "_unsafe_view"} or is_join(node):
+        if node.bare_op in _LAYING or is_join(node):
             order = memory_order(node.meta)
             sources = [self.facts.metas[name] for name in node.inputs() if name in self.facts.metas]
             if padding(node) is None:
                 narrow = [meta.numel for meta in sources if not _innermost_alike(meta, node.meta, order)]
                 return sum(narrow) * 4 > node.meta.numel
         return True
+
+    def _follows_attention(self, node: Node) -> bool:
+        """Whether attention, whose result lies with heads beside features, is what ``node`` lays so: that is free."""
+        sources = [name for name in node.inputs() if name in self.by_name]
+        while sources and all(name in self.views for name in sources):
+            sources = [name for view in sources for name in self.by_name[view].inputs() if name in self.by_name]
+        owners = [self.owners.get(name) for name in sources]
+        return bool(sources) and all(
+            self.by_name[name].bare_op == "scaled_dot_product_attention" if owner is None else owner.kind == "attention"
+            for name, owner in zip(sources, owners, strict=True)
+        )
 
     def _fitting(self, nodes: list[Node]) -> list[Node]:
         """Views behind ``nodes`` that a kernel with them can read through: all, or the nearest that can."""

@@ -182,11 +182,13 @@ async def test_a_wave_does_not_wait_for_those_who_wait_for_a_slot(
     assert max(seen) == 3
 
 
-def test_the_bare_prompt_is_the_file_and_nothing_else(tmp_path: Path) -> None:
+def test_the_bare_prompt_is_the_module_with_its_inputs_and_nothing_else(tmp_path: Path) -> None:
     tokenizer = transformers.AutoTokenizer.from_pretrained(make_policy(tmp_path))
     prompter = Prompter(tokenizer, PromptSettings("bare", "append-all", 200, 4))
     (message,) = prompter.messages(items("a")[0].task)
-    assert message.content == "class Model: pass"
+    module, *inputs = message.content.split("\n\n\n")
+    assert module == "class Model: pass"
+    assert [text.partition("(")[0] for text in inputs] == ["def get_inputs", "def get_init_inputs"]
 
 
 def test_unequal_groups_keep_the_number_of_samples() -> None:

@@ -270,3 +270,23 @@ def test_parts_of_one_cut_in_two_kernels(check):
     parts = {name: nn.Conv1d(4, 8, 3, padding=1) for name in ("one", "two")} | {"three": nn.Conv1d(4, 8, 1)}
     plain = both(check, Function(forward, **parts), torch.randn(2, 4, 9), calls=[[torch.randn(1, 4, 7)]])[1]
     assert any(cut.name not in region.names for region in plain.regions for cut in region.cuts)
+
+
+class LibraryAttention(nn.Module):
+    """Attention by the library, whose result lies as the output projection reads it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.out = nn.Linear(32, 32)
+
+    def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        heads = (x.view(2, 9, 4, 8).transpose(1, 2) for x in (q, k, v))
+        mixed = nn.functional.scaled_dot_product_attention(*heads)
+        return nn.functional.gelu(self.out(mixed.transpose(1, 2).reshape(2, 9, 32)))
+
+
+def test_what_attention_lays_out_for_nothing_is_not_copied(graph_of):
+    graph = graph_of(LibraryAttention(), *(torch.randn(2, 9, 32) for _ in range(3)))
+    for variant in variants(graph)[:2]:
+        names = [kernel.name for kernel in compile_graph(graph, variant).kernels]
+        assert "pointwise" not in names, names
