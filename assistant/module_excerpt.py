@@ -155,12 +155,13 @@ def _input_function(node: ast.stmt, name: str, lines: Sequence[str]) -> list[str
                 items = [ast.get_source_segment(source, item) or ast.unparse(item) for item in one.value.elts]
                 shown.append(f"    return [{', '.join(items)}]")
                 continue
-        if not _is_text(one):
+        if not is_text(one):
             shown += lines[one.lineno - 1 : one.end_lineno]
     return shown
 
 
-def _is_text(node: ast.stmt) -> bool:
+def is_text(node: ast.stmt) -> bool:
+    """Whether a statement is a text alone, such as a docstring."""
     return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
 
 

@@ -21,8 +21,6 @@ RESAMPLES = 400
 CONFIDENCE = 0.95
 BIRGE_RATIO = 1.3
 """Scatter of repeated measurements over what their pairs imply: 1.1 to 1.4 on an H200 (docs/results/aa-h200)."""
-
-
 RESOLUTION = 0.004
 """At 0.1 ms and below: twice the scatter of medians of pairs of processes (docs/results/aa-h200)."""
 RESOLUTION_AT_MS = 0.1

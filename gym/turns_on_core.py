@@ -18,7 +18,7 @@ import contextlib
 import os
 import random
 import signal
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -87,21 +87,22 @@ class TurnsOnCore:
             self._stopped.discard(mine)
 
     def _place(self, thread: int, cores: set[int]) -> None:
-        try:
+        with self._noting_refusals():
             os.sched_setaffinity(thread, cores)
-        except ProcessLookupError:
-            pass  # a thread that has ended
-        except OSError:
-            self.held = False
 
     def _tell(self, root: int, number: int) -> None:
         for handle in self._handles.get(root, []):
-            try:
+            with self._noting_refusals():
                 signal.pidfd_send_signal(handle, number)
-            except ProcessLookupError:
-                pass  # a process that has ended
-            except OSError:
-                self.held = False
+
+    @contextlib.contextmanager
+    def _noting_refusals(self) -> Iterator[None]:
+        try:
+            yield
+        except ProcessLookupError:
+            pass  # a process or thread that has ended
+        except OSError:
+            self.held = False
 
 
 def _threads(pid: int) -> list[int]:

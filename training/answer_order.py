@@ -19,6 +19,8 @@ import ast
 import copy
 import re
 
+from drk.assistant.module_excerpt import is_text
+
 _WORD = re.compile(r"(?<![\w.\"'])[A-Za-z_]\w*")
 _CARRIED = re.compile(r"(?:_ptrs?|_mat|_tile|(?:_batch)?_\d+)$")
 WHOLE_CALLS = ("load", "store", "dot", "program_id", "arange", "cdiv", "num_programs", "float")
@@ -32,8 +34,8 @@ def in_order(answer: str) -> str:
         SyntaxError: it does not parse.
     """
     tree = ast.parse(answer)
-    body = tree.body[1:] if _is_text(tree.body[0]) else tree.body
-    names = function_names(answer)
+    body = tree.body[1:] if is_text(tree.body[0]) else tree.body
+    names = function_names(tree)
     head = [node for node in body if isinstance(node, ast.Import | ast.ImportFrom)]
     kernels = [node for node in body if isinstance(node, ast.FunctionDef) and node.name in names]
     devices = [node for node in body if isinstance(node, ast.FunctionDef) and node.name not in names]
@@ -41,10 +43,10 @@ def in_order(answer: str) -> str:
     lines = answer.splitlines()
     launched = sorted(kernels, key=lambda node: (_number(names[node.name]), bool(node.decorator_list)))
     values = value_names(tree)
-    parts = [_with_values(_text(node, lines), values) for node in rest]
+    parts = [_with_values(statement_text(node, lines), values) for node in rest]
     parts += [_with_values(_unnested(node, lines), values) for node in launched]
-    parts += [_text(node, lines) for node in devices]
-    text = "\n".join(_text(node, lines) for node in head) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
+    parts += [statement_text(node, lines) for node in devices]
+    text = "\n".join(statement_text(node, lines) for node in head) + "\n\n\n" + "\n\n\n".join(parts) + "\n"
     return renamed(text, names)
 
 
@@ -85,13 +87,9 @@ def _with_values(text: str, values: dict[str, str]) -> str:
     return _WORD.sub(other, text)
 
 
-def function_names(answer: str) -> dict[str, str]:
-    """Return the numbered names of a file's kernels and launchers, by the names that they have.
-
-    Raises:
-        SyntaxError: the file does not parse.
-    """
-    functions = [node for node in ast.parse(answer).body if isinstance(node, ast.FunctionDef)]
+def function_names(tree: ast.Module) -> dict[str, str]:
+    """Return the numbered names of a file's kernels and launchers, by the names that they have."""
+    functions = [node for node in tree.body if isinstance(node, ast.FunctionDef)]
     kernels = [node.name for node in functions if node.decorator_list and node.name.endswith("_kernel")]
     names: dict[str, str] = {}
     for number, kernel in enumerate(kernels, 1):
@@ -114,26 +112,27 @@ def _number(name: str) -> int:
     return int(name.split("_")[1])
 
 
-def _is_text(node: ast.stmt) -> bool:
-    return isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+def statement_text(node: ast.stmt, lines: list[str]) -> str:
+    """Return a statement as it stands in its file's ``lines``, decorators included."""
+    return "\n".join(lines[_first_line(node) : node.end_lineno])
 
 
-def _text(node: ast.stmt, lines: list[str]) -> str:
-    decorators = getattr(node, "decorator_list", [])
-    start = min([node.lineno, *(one.lineno for one in decorators)])
-    return "\n".join(lines[start - 1 : node.end_lineno])
+def _first_line(node: ast.stmt) -> int:
+    decorators: list[ast.expr] = getattr(node, "decorator_list", [])
+    return min([node.lineno, *(one.lineno for one in decorators)]) - 1
 
 
 def _unnested(kernel: ast.FunctionDef, lines: list[str]) -> str:
     if not kernel.decorator_list:
-        return _text(kernel, lines)
+        return statement_text(kernel, lines)
     head_end = kernel.body[0].lineno - 1
-    start = min([kernel.lineno, *(one.lineno for one in kernel.decorator_list)])
     written = Unnested({node.id for node in ast.walk(kernel) if isinstance(node, ast.Name)})
     for statement in kernel.body:
         written.add(statement, lines)
     text = "\n".join(written.lines)
-    return "\n".join([*lines[start - 1 : head_end], _WORD.sub(lambda one: written.names.get(one[0], one[0]), text)])
+    return "\n".join(
+        [*lines[_first_line(kernel) : head_end], _WORD.sub(lambda one: written.names.get(one[0], one[0]), text)]
+    )
 
 
 class Unnested:

@@ -16,7 +16,7 @@ import textwrap
 from dataclasses import dataclass
 
 from drk.assistant.synth.launch import without_launch
-from drk.training.answer_order import in_order
+from drk.training.answer_order import in_order, statement_text
 
 _TRITON = ("import triton", "import triton.language as tl")
 _FUNCTIONAL = re.compile(r"\bF\.")
@@ -50,10 +50,10 @@ def nano_answer(compiled: str, reference: Reference) -> str:
     for node in tree.body:
         if isinstance(node, ast.FunctionDef) and node.name != "declare":
             is_kernel = bool(node.decorator_list) and not node.name.endswith("_kernel") and _is_device(node)
-            parts.append(_text(node, lines) if is_kernel else _without_docstring(node, lines))
+            parts.append(statement_text(node, lines) if is_kernel else _without_docstring(node, lines))
     forward = next(item for item in model.body if _is_function(item, "forward"))
     classes = _constructors(reference, _extra_lines(model, lines))
-    body = "\n\n".join([*classes[1], textwrap.indent(textwrap.dedent(_text(forward, lines)), "    ")])
+    body = "\n\n".join([*classes[1], textwrap.indent(textwrap.dedent(statement_text(forward, lines)), "    ")])
     head = f"{classes[0]}{_header(reference)}\n{body}"
     code = "\n\n\n".join([*(part.strip("\n") for part in parts), head])
     return in_order(f"{_imports(reference, code)}\n\n\n{code}\n")
@@ -73,7 +73,7 @@ def target_class(source: str) -> str:
 
 def _imports(reference: Reference, code: str) -> str:
     tree, lines = ast.parse(reference.source), reference.source.splitlines()
-    kept = [_text(node, lines) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
+    kept = [statement_text(node, lines) for node in tree.body if isinstance(node, (ast.Import, ast.ImportFrom))]
     found = [line for line in kept if not line.endswith(" as F") and not line.startswith("from __future__")]
     found = [line for line in found if line != "import math" or "math." in code]
     if not any(line == "import torch" for line in found):
@@ -95,7 +95,7 @@ def _constructors(reference: Reference, extra: list[str]) -> tuple[str, list[str
     for node in tree.body:
         if not isinstance(node, ast.ClassDef):
             continue
-        made = [_text(item, lines) for item in node.body if _is_function(item, "__init__")]
+        made = [statement_text(item, lines) for item in node.body if _is_function(item, "__init__")]
         if node.name == reference.target:
             own = [re.sub(rf"super\({node.name}, self\)", "super(ModelNew, self)", text) for text in made]
         elif made:
@@ -112,7 +112,7 @@ def _extra_lines(model: ast.ClassDef, lines: list[str]) -> list[str]:
     init = next((item for item in model.body if _is_function(item, "__init__")), None)
     if not isinstance(init, ast.FunctionDef):
         return []
-    texts = [textwrap.dedent(_text(item, lines)).strip() for item in init.body]
+    texts = [textwrap.dedent(statement_text(item, lines)).strip() for item in init.body]
     return [text for text in texts if not text.startswith(("super(", "declare("))]
 
 
@@ -123,18 +123,12 @@ def _is_device(node: ast.FunctionDef) -> bool:
 def _without_docstring(node: ast.FunctionDef, lines: list[str]) -> str:
     """Return the function's text without docstring and annotations of tensors."""
     first = node.body[0]
-    kept = _text(node, lines).splitlines()
+    kept = statement_text(node, lines).splitlines()
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         start = min([node.lineno, *(one.lineno for one in node.decorator_list)])
         del kept[first.lineno - start : (first.end_lineno or first.lineno) - start + 1]
     text = "\n".join(kept)
     return text.replace(": torch.Tensor", "").replace(" -> torch.Tensor", "")
-
-
-def _text(node: ast.stmt, lines: list[str]) -> str:
-    decorators = getattr(node, "decorator_list", [])
-    start = min([node.lineno, *(one.lineno for one in decorators)])
-    return "\n".join(lines[start - 1 : node.end_lineno])
 
 
 def _class_named(tree: ast.Module, name: str) -> ast.ClassDef:

@@ -36,6 +36,11 @@ LAZY_COVERAGE = 0.5
 """A right answer whose own kernels do less of the work than this is lazy."""
 
 
+def lazy_share(coverages: Sequence[float]) -> float:
+    """Return which share of right answers with these coverages is lazy; there is at least one."""
+    return sum(one < LAZY_COVERAGE for one in coverages) / len(coverages)
+
+
 @dataclass(frozen=True)
 class RowTensors:
     """Rows of one process, ``R`` with filling rows. Prompts are padded on the left, completions on the right."""
@@ -225,7 +230,7 @@ def _reward_metrics(records: Sequence[RowRecord], config: TrainConfig) -> Metric
             metrics["coverage/mean"] = sum(covered) / len(covered)
         right = [row.coverage for row in real if row.correct and not math.isnan(row.coverage)]
         if right:
-            metrics["lazy_share"] = sum(share < LAZY_COVERAGE for share in right) / len(right)
+            metrics["lazy_share"] = lazy_share(right)
         speeds = [row.speedup for row in real if row.correct and not math.isnan(row.speedup)]
         if speeds:
             metrics["speedup/mean"] = sum(speeds) / len(speeds)

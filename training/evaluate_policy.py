@@ -27,6 +27,7 @@ from drk.gym.metrics import Outcome, at_turn, best_of_history, correct_rate, fas
 from drk.gym.schema import Task, UserFunction
 from drk.training.answer_style import target_class
 from drk.training.backends import WaveBackend
+from drk.training.batch import lazy_share
 from drk.training.config import TrainConfig
 from drk.training.decode import Decoder
 from drk.training.evaluation_gym import NotingGym, open_evaluation_gym
@@ -35,7 +36,6 @@ from drk.training.prompting import Prompter, PromptSettings, PromptTooLong, stop
 from drk.training.rl import Session, open_session
 from drk.training.rollout import Clock, Collector, RolloutItem, Trajectory, TurnSample
 
-LAZY_COVERAGE = 0.5
 FAST = (1.0, 1.2, 1.5)
 PATIENCE_S = 20.0
 """A fault of the host is retried for so long, at most: a set must not wait for one answer."""
@@ -210,9 +210,8 @@ def choice_figures(trajectories: Sequence[Trajectory]) -> dict[str, Any]:
     """Return the share of right turns that are lazy (null where coverage was not measured), and of distinct sources."""
     rows = [row for one in trajectories for row in one.turns if not row.aborted]
     covered = [row.score.coverage for row in rows if row.score.correct and row.score.coverage == row.score.coverage]
-    lazy = sum(one < LAZY_COVERAGE for one in covered) / len(covered) if covered else None
     return {
-        "lazy_share": lazy,
+        "lazy_share": lazy_share(covered) if covered else None,
         "distinct_share": len({row.source for row in rows}) / len(rows) if rows else None,
         "cut_share": sum(row.cut for row in rows) / len(rows) if rows else None,
     }

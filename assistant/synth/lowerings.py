@@ -155,10 +155,15 @@ def _two(name: str) -> Callable[[Node, Text], str]:
     return lambda node, text: f"{name}({text(node.args[0])}, {text(node.args[1])})"
 
 
-def _addcdiv(node: Node, text: Text) -> str:
-    value = node.kwargs.get("value", 1)
-    ratio = f"tl.div_rn({text(node.args[1])}, {text(node.args[2])})"
-    return f"{text(node.args[0])} + {ratio if value == 1 else f'{text(value)} * {ratio}'}"
+def _add_scaled(combined: str) -> Callable[[Node, Text], str]:
+    """Write addcmul and addcdiv: ``combined`` joins the second and third operand."""
+
+    def build(node: Node, text: Text) -> str:
+        value = node.kwargs.get("value", 1)
+        term = combined.format(text(node.args[1]), text(node.args[2]))
+        return f"{text(node.args[0])} + {term if value == 1 else f'{text(value)} * {term}'}"
+
+    return build
 
 
 def _mod(kind: str) -> Callable[[Node, Text], str]:
@@ -175,12 +180,6 @@ def _where(node: Node, text: Text) -> str:
 
 def _masked_fill(node: Node, text: Text) -> str:
     return f"tl.where({text(node.args[1])}, {text(node.args[2])}, {text(node.args[0])})"
-
-
-def _addcmul(node: Node, text: Text) -> str:
-    value = node.kwargs.get("value", 1)
-    product = f"{text(node.args[1])} * {text(node.args[2])}"
-    return f"{text(node.args[0])} + {product if value == 1 else f'{text(value)} * {product}'}"
 
 
 def _extreme(name: str) -> Callable[[Node, Text], str]:
@@ -210,7 +209,7 @@ LOWERINGS: Mapping[str, Callable[[Node, Text], str]] = {
     "softsign": lambda node, text: f"tl.div_rn({text(node.args[0])}, 1.0 + tl.abs({text(node.args[0])}))",
     "selu": _unary("elu({}, 1.6732632423543772, 1.0507009873554805, 1.0)"),
     "clamp": _clamp, "clamp_min": _clamp, "clamp_max": _clamp_max,
-    "maximum": _extreme("maximum"), "minimum": _extreme("minimum"), "addcmul": _addcmul,
+    "maximum": _extreme("maximum"), "minimum": _extreme("minimum"), "addcmul": _add_scaled("{} * {}"),
     "where": _where, "masked_fill": _masked_fill,
     "lerp": lambda n, t: f"interpolated({t(n.args[0])}, {t(n.args[1])}, {t(n.args[2])})",
     "eq": _binary("=="), "ne": _binary("!="), "lt": _binary("<"), "le": _binary("<="), "gt": _binary(">"),
@@ -234,7 +233,8 @@ LOWERINGS: Mapping[str, Callable[[Node, Text], str]] = {
     "copysign": _two("with_sign"), "logaddexp": _two("log_add_exp"), "logaddexp2": _two("log2_add_exp2"),
     "xlogy": _two("xlogy"), "special_xlog1py": _two("xlog1py"), "fmax": _two("larger_number"),
     "fmin": _two("smaller_number"),
-    "fmod": _two("float_mod"), "remainder": _mod("mod"), "floor_divide": _mod("divided"), "addcdiv": _addcdiv,
+    "fmod": _two("float_mod"), "remainder": _mod("mod"), "floor_divide": _mod("divided"),
+    "addcdiv": _add_scaled("tl.div_rn({}, {})"),
     "to": _unary("{}"), "_to_copy": _unary("{}"), "clone": _unary("{}"),
     "contiguous": _unary("{}"), "expand_as": _unary("{}"), "prelu": lambda n, t: (
         f"leaky_relu({t(n.args[0])}, {t(n.args[1])})"

@@ -81,7 +81,7 @@ def test_operations_stand_alone_in_the_order_of_evaluation() -> None:
 
 def test_functions_and_values_are_numbered_and_the_constructor_is_left_alone() -> None:
     made = in_order(ANSWER)
-    assert function_names(ANSWER) == {"silu_norm_kernel": "fused_1_kernel", "silu_norm": "fused_1"}
+    assert function_names(ast.parse(ANSWER)) == {"silu_norm_kernel": "fused_1_kernel", "silu_norm": "fused_1"}
     assert "self.silu_norm = silu_norm" in made
     assert "v1 = x.add(self.silu_norm)\n        v2 = fused_1(v1, bias)\n        return v2" in made
     assert not re.search(r"norm_1|shifted", made)
