@@ -2,7 +2,8 @@
 
 Reading a shard into tokens takes a core minutes for each hundred thousand pairs; what comes out is therefore kept in a
 file beside the shard, named after the tokenizer and the context, and read from there the next time. Such a file may be
-deleted at any time; where it cannot be written, nothing is kept.
+deleted at any time; where it cannot be written, nothing is kept. It has a quarter of the size and is read without the
+shard too, so that a large set can travel as tokens alone.
 """
 
 from __future__ import annotations
@@ -19,9 +20,12 @@ from typing import IO, Any, BinaryIO
 
 from drk.assistant.atomic_write import write_atomically
 from drk.assistant.llm.messages import Message
+from drk.training.errors import TrainingError
 from drk.training.packing import Document
-from drk.training.pairs import Pair, read_shard, shards_of
+from drk.training.pairs import SHARDS, Pair, read_shard, shards_of
 from drk.training.prompting import answer_text, encode_chat
+
+TOKENS = ".tokens.xz"
 
 
 def document_of(pair: Pair, tokenizer: Any, *, context: int) -> Document | None:
@@ -40,19 +44,43 @@ def shard_documents(folder: Path, tokenizer: Any, *, context: int) -> Iterator[D
     """Yield the pairs of all shards in ``folder`` in tokens, None for one that does not fit.
 
     Raises:
-        TrainingError: there is no shard, or one cannot be read.
+        TrainingError: there is no shard, neither as text nor as tokens of these settings, or one cannot be read.
     """
     settings = f"{context}\n{tokenizer.backend_tokenizer.to_str()}\n{tokenizer.chat_template}"
-    for shard in shards_of(folder):
-        key = hashlib.sha256(settings.encode() + shard.read_bytes()).hexdigest()[:12]
-        kept = shard.with_name(f"{shard.name.split('.')[0]}.{key}.tokens.xz")
-        found = _kept_documents(kept)
-        if found is None:
-            documents = [document_of(pair, tokenizer, context=context) for pair in read_shard(shard)]
-            found = [one for one in documents if one is not None], documents.count(None)
-            _keep_documents(kept, *found)
-        yield from found[0]
-        yield from [None] * found[1]
+    made_by = hashlib.sha256(settings.encode()).hexdigest()[:8]
+    texts = {_stem(shard): shard for shard in folder.glob(SHARDS)}
+    alone = {_stem(kept): kept for kept in folder.glob(f"*.{made_by}-*{TOKENS}") if _stem(kept) not in texts}
+    if not texts and not alone:
+        shards_of(folder)  # says what is missing
+    for stem in sorted(texts | alone):
+        if stem in alone:
+            documents, too_long = _documents_alone(alone[stem])
+        else:
+            documents, too_long = _documents_of(texts[stem], made_by, tokenizer, context)
+        yield from documents
+        yield from [None] * too_long
+
+
+def _stem(path: Path) -> str:
+    return path.name.split(".")[0]
+
+
+def _documents_alone(path: Path) -> tuple[list[Document], int]:
+    found = _kept_documents(path)
+    if found is None:
+        raise TrainingError(f"cannot read the tokens {path}", help="delete it and write its shard again")
+    return found
+
+
+def _documents_of(shard: Path, made_by: str, tokenizer: Any, context: int) -> tuple[list[Document], int]:
+    key = hashlib.sha256(shard.read_bytes()).hexdigest()[:8]
+    kept = shard.with_name(f"{_stem(shard)}.{made_by}-{key}{TOKENS}")
+    found = _kept_documents(kept)
+    if found is None:
+        documents = [document_of(pair, tokenizer, context=context) for pair in read_shard(shard)]
+        found = [one for one in documents if one is not None], documents.count(None)
+        _keep_documents(kept, *found)
+    return found
 
 
 def _kept_documents(path: Path) -> tuple[list[Document], int] | None:

@@ -30,6 +30,7 @@ from drk.training.tasks import FAMILIES, TrainingTask, draw_task, split_of
 from drk.training.teacher import Answer, NotTeachable, Structure, capture_structure, dressed, teach
 from drk.training.verdict_templates import fault_verdict, right_verdict
 
+SHARDS = "pairs-*.jsonl.gz"
 SHARD_PAIRS = 512
 DRESSES = 12
 """Texts made of each captured structure."""
@@ -195,7 +196,7 @@ def shards_of(folder: Path) -> list[Path]:
     Raises:
         TrainingError: there is none.
     """
-    paths = sorted(folder.glob("pairs-*.jsonl.gz"))
+    paths = sorted(folder.glob(SHARDS))
     if not paths:
         raise TrainingError(f"no shards of pairs in {folder}", help="drk data pairs --out FOLDER")
     return paths

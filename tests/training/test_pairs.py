@@ -162,3 +162,23 @@ def test_shards_are_read_into_tokens_once(pairs: list[Pair], tmp_path: Path) -> 
     other = pair_tokenizer(pairs[:6], vocabulary=500, phrases=20, context_tokens=2048)
     assert list(shard_documents(tmp_path, other, context=2048)) != first
     assert list(shard_documents(tmp_path, tokenizer, context=1)) == [None] * 6
+
+
+def test_tokens_are_read_without_their_shard(pairs: list[Pair], tmp_path: Path) -> None:
+    """A large set travels as tokens alone; those of another tokenizer or context are not taken for it."""
+    tokenizer = pair_tokenizer(pairs[:6], vocabulary=600, phrases=40, context_tokens=2048)
+    shards = [tmp_path / f"pairs-0000-0000{number}-of-00002.jsonl.gz" for number in range(2)]
+    for number, shard in enumerate(shards):
+        lines = "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs[3 * number : 3 * number + 3])
+        shard.write_bytes(gzip.compress(lines.encode()))
+    whole = list(shard_documents(tmp_path, tokenizer, context=2048))
+    shards[0].unlink()
+    assert list(shard_documents(tmp_path, tokenizer, context=2048)) == whole
+    shards[1].unlink()
+    assert list(shard_documents(tmp_path, tokenizer, context=2048)) == whole
+    with pytest.raises(TrainingError, match="no shards"):
+        next(shard_documents(tmp_path, tokenizer, context=2047))
+    for kept in tmp_path.glob("*.tokens.xz"):
+        kept.write_bytes(b"cut")
+    with pytest.raises(TrainingError, match="cannot read the tokens"):
+        next(shard_documents(tmp_path, tokenizer, context=2048))
