@@ -219,7 +219,9 @@ def _rebuild(record: Any, tensors: Iterator[Any]) -> Any:
     if form == "dict":
         return {key: _rebuild(item, tensors) for key, item in content}
     items = [_rebuild(item, tensors) for item in content]
-    return items if form == "list" else tuple(items)
+    if form in ("list", "tuple"):
+        return items if form == "list" else tuple(items)
+    return getattr(torch.return_types, form)(items)
 
 
 def _flatten(record: Any, value: Any) -> list[Any]:

@@ -84,7 +84,8 @@ def _output(value: Any, metas: Mapping[str, TensorMeta]) -> str:
     items = [_output(item, metas) for item in value.items]
     if value.form == "dict":
         items = [f"({_quoted(key)}, {item})" for key, item in zip(value.keys, items, strict=True)]
-    return f"({_quoted(value.form)}, {nested_source('list', items)})"
+    form = value.keys[0] if value.form == "tuple" and value.keys else value.form
+    return f"({_quoted(form)}, {nested_source('list', items)})"
 
 
 def literal(value: Any) -> str:

@@ -81,7 +81,10 @@ class Symbol:
 
 @dataclass(frozen=True)
 class Pack:
-    """A nested structure. ``form`` is list, tuple, dict or input; ``keys`` are given for dicts."""
+    """A nested structure. ``form`` is list, tuple, dict or input; ``keys`` are given for dicts.
+
+    A tuple that is one of ``torch.return_types`` has that type's name as its one key.
+    """
 
     form: str
     items: tuple[Any, ...]
@@ -309,6 +312,10 @@ def _value(value: Any, known: set[str], *, packed: bool = False) -> Any:
     if kind == "dict":
         items = tuple(_value(item, known, packed=packed) for _, item in inner)
         return Pack("dict", items, tuple(_text(key) for key, _ in inner))
+    if kind == "returned":
+        name, parts = inner
+        _require(isinstance(name, str) and name.isidentifier(), f"type {name!r}")
+        return Pack("tuple", tuple(_value(item, known, packed=packed) for item in parts), (name,))
     _require(kind in ("list", "tuple"), f"form {kind!r}")
     items = tuple(_value(item, known, packed=packed) for item in inner)
     return Pack(kind, items) if packed else items

@@ -359,7 +359,8 @@ def _structure(value: Any, names: Mapping[str, str]) -> str:
     if isinstance(value, Pack):
         items = [_structure(item, names) for item in value.items]
         if value.form == "tuple":
-            return f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+            text = f"({', '.join(items)}{',' if len(items) == 1 else ''})"
+            return f"torch.return_types.{value.keys[0]}({text})" if value.keys else text
         if value.form == "dict":
             pairs = [f"{key!r}: {item}" for key, item in zip(value.keys, items, strict=True)]
             return f"{{{', '.join(pairs)}}}"

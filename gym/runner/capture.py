@@ -5,7 +5,7 @@ The graph comes from ``torch.export`` without dynamo (``strict=False``), else wi
 ``scaled_dot_product_attention`` are kept as single nodes; only in-place operators are made functional.
 
 What it leaves out: shapes are those of the given call (specialised), and modules whose control flow depends on values
-are refused, as are outputs other than tensors, numbers, tuples, lists and dicts.
+are refused, as are outputs other than tensors, numbers, tuples (torch's named ones too), lists and dicts.
 The result is untrusted data to whoever reads it: :mod:`drk.gym.graph` validates it.
 """
 
@@ -293,6 +293,8 @@ def _structure(value: Any) -> Any:
         return {"dict": [[key, _structure(item)] for key, item in value.items()]}
     if type(value) in (list, tuple):
         return {type(value).__name__: [_structure(item) for item in value]}
+    if isinstance(value, tuple) and getattr(torch.return_types, type(value).__name__, None) is type(value):
+        return {"returned": [type(value).__name__, [_structure(item) for item in value]]}
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise CaptureError(f"the output holds a {type(value).__name__}, which a graph cannot state")

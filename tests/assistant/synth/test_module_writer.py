@@ -5,7 +5,7 @@ import importlib.util
 
 import pytest
 import torch
-from modules import GatedMLP
+from modules import Function, GatedMLP
 from torch import nn
 
 from drk.assistant.synth.module_writer import UnsupportedGraph, attribute
@@ -69,6 +69,12 @@ def test_nested_outputs_keep_their_form(graph_of):
     assert [key.value for key in returned.keys] == ["y", "pair"]
     assert isinstance(returned.values[1], ast.Tuple)
     assert isinstance(returned.values[1].elts[1], ast.List)
+
+
+def test_named_tuples_of_torch_are_handed_back(check):
+    module = Function(lambda _, x: x.max(dim=1))
+    source = check(module, torch.randn(3, 5)).source
+    assert "return torch.return_types.max((" in source
 
 
 def test_text_is_documented_and_parses(graph_of):

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from drk.gym.errors import BundleError
 from drk.gym.graph import Pack, Ref, graph_from_json
 from drk.gym.runner.capture import CaptureError, capture
 from drk.gym.runner.remap import device_remap
@@ -148,6 +149,21 @@ def test_tracing_stands_in_where_export_fails(monkeypatch):
     assert "traced on real values" in graph.notes[0]
     assert {item.path for item in graph.placeholders} == {"norm.weight", "up.weight", "up.bias", "x"}
     assert graph.nodes[-1].bare_op == "silu"
+
+
+def test_named_tuples_of_torch_keep_their_type():
+    class Largest(nn.Module):
+        def forward(self, x):
+            return {"top": torch.max(x, dim=1), "sorted": x.sort()}
+
+    graph = parsed(Largest(), torch.randn(2, 8))
+    top, ordered = graph.output.items
+    assert (top.form, top.keys, len(top.items)) == ("tuple", ("max",), 2)
+    assert ordered.keys == ("sort",)
+    wire = capture(Largest(), (torch.randn(2, 8),))
+    wire["output"]["dict"][0][1]["returned"][0] = "max:0"
+    with pytest.raises(BundleError, match="type"):
+        graph_from_json(wire)
 
 
 def test_outputs_that_a_graph_cannot_state_are_refused():
