@@ -219,8 +219,10 @@ def _pretty(value: Any, made: Mapping[str, Node], names: Mapping[str, str], regi
         text = f"({names[product.left]} @ {names[product.right]}{transposed})"
         return f"({text} + {names[product.bias]})" if product.bias else text
     gather = next((item for item in region.gathers if item.node is node), None)
-    if gather is not None:
-        return f"{names[gather.table]}[{_pretty(Ref(gather.index), made, names, region, depth + 1)}]"
+    if gather is not None and node.bare_op not in {"gather", "take_along_dim"}:
+        before = [":"] * gather.picks[0].axis
+        picked = [_pretty(Ref(pick.index), made, names, region, depth + 1) for pick in gather.picks]
+        return f"{names[gather.table]}[{', '.join([*before, *picked])}]"
     parts = [_pretty(arg, made, names, region, depth + 1) for arg in node.args]
     if node.bare_op in _INFIX and len(parts) == 2:
         return f"({parts[0]} {_INFIX[node.bare_op]} {parts[1]})"

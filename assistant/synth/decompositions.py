@@ -22,6 +22,7 @@ from drk.assistant.synth.loss_rules import LOSS_RULES
 from drk.assistant.synth.pointwise_rules import POINTWISE_RULES
 from drk.assistant.synth.reduction_rules import REDUCTION_RULES, reducible
 from drk.assistant.synth.row_totals import TOTAL_RULES
+from drk.assistant.synth.scatters import SCATTER_RULES
 from drk.assistant.synth.tally_rules import TALLY_RULES
 from drk.assistant.synth.thin_rules import THIN_RULES
 from drk.gym.graph import Node, Ref, TensorMeta
@@ -330,4 +331,5 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     **LOSS_RULES,
     **CLASS_RULES,
     **DISTANCE_RULES,
+    **SCATTER_RULES,
 }

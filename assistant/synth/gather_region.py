@@ -1,7 +1,7 @@
-"""Regions that gather: rows of tables, pointwise operators and reductions around them.
+"""Regions that gather: what integers pick from tables, pointwise operators and reductions around it.
 
-A table is an operand that lies in the region's last dimensions, its first one having been picked; the index lies in the
-dimensions before. Arithmetic on the index alone (a clamp, an offset) belongs to the region where nothing else reads it.
+A table is an operand that lies in those of the region's dimensions that are its own; the integers lie in the others, or
+in all of them. Arithmetic on the index alone (a clamp, an offset) belongs to the region where nothing else reads it.
 
 Left out: tables that the region itself makes, gathers beside matrix products, windows and scans, and
 indices that are results of reductions or of other gathers.
@@ -22,7 +22,6 @@ from drk.assistant.synth.gathers import (
     gather_of,
     known_operands,
     tell_sizes,
-    trailing_dims,
 )
 from drk.assistant.synth.regions import (
     MAX_OPERANDS,
@@ -93,19 +92,38 @@ class _Picked:
 
     def gather(self, item: Gather, inside: set[str]) -> Gather | None:
         """Take a gather's table and index in; the gather with its own place, or None where something does not fit."""
+        table = self._rows(item) if item.of_rows else self._spread(item)
+        whole = self.frame.place(item.node.name, item.node.meta)
+        if table is None or whole is None or self.found.setdefault(item.table, table) != table:
+            return None
+        for pick in item.picks:
+            if pick.index not in inside and not self.index(pick.index, pick.trailing):
+                return None
+            if not pick.wraps and self.numbers.get(pick.index, 0) < 0:
+                return None
+        return replace(item, whole=whole)
+
+    def _rows(self, item: Gather) -> Operand | None:
+        """A table whose rows lie in the region's last dimensions."""
         meta, fixed = self.facts.metas[item.table], item.table in self.facts.fixed
         inner = TensorMeta(meta.shape[1:], meta.dtype, meta.strides[1:])
-        row, whole = self.frame.place(item.table, inner, fixed=fixed), self.frame.place(item.node.name, item.node.meta)
-        if row is None or whole is None:
+        row = self.frame.place(item.table, inner, fixed=fixed)
+        if row is None:
             return None
-        table = replace(row, meta=meta) if meta.contiguous else replace(row, meta=meta, order=None, strided=True)
-        if self.found.setdefault(item.table, table) != table:
-            return None
-        if item.index not in inside and not self.index(item.index, trailing_dims(item, self.facts.metas)):
-            return None
-        if not item.wraps and self.numbers.get(item.index, 0) < 0:
-            return None
-        return replace(item, whole=whole)
+        return replace(row, meta=meta) if meta.contiguous else replace(row, meta=meta, order=None, strided=True)
+
+    def _spread(self, item: Gather) -> Operand:
+        """A table that is addressed by its strides along the dimensions that it shares with the region."""
+        meta, fixed = self.facts.metas[item.table], item.table in self.facts.fixed
+        rank, lead = len(meta.shape), len(self.frame.logical) - len(item.axes)
+        axes = (*(None,) * lead, *(None if axis is None else axis - rank for axis in item.axes))
+        varies = tuple(
+            axis is not None and (meta.shape[axis] != 1 or (size == 1 and not fixed))
+            for axis, size in zip(axes, self.frame.logical, strict=True)
+        )
+        order = tuple(range(-rank, 0)) if meta.contiguous else None
+        operand = Operand(item.table, meta, varies, axes, strided=True, fixed=fixed, order=order)
+        return replace(operand.framed(self.frame.order), strided=True)
 
     def index(self, name: str, trailing: int) -> bool:
         """Take in an integer value that lacks ``trailing`` dimensions of the region at the end; say whether it fits."""
@@ -138,7 +156,7 @@ def _index_chains(nodes: list[Node], gathers: list[Gather], facts: Facts) -> dic
     """
     by_name = {node.name: node for node in nodes}
     chains: dict[str, int] = {}
-    pending = [(item.index, trailing_dims(item, facts.metas)) for item in gathers]
+    pending = [(pick.index, pick.trailing) for item in gathers for pick in item.picks]
     while pending:
         name, trailing = pending.pop()
         if name not in by_name or chains.get(name) == trailing:

@@ -1,14 +1,15 @@
-"""Gathers: rows of a table that integers pick (``embedding``, ``index_select``, ``index``), read inside of kernels.
+"""Gathers: what integers pick from a table (``embedding``, ``index_select``, ``index``, ``gather``), read in kernels.
 
-A kernel that gathers loads the integers as any operand and the table's row through them, so that what was gathered
-never goes through memory. Integers that the graph makes itself are not even loaded: ``arange`` is the index of a row or
+A kernel that gathers loads the integers as any operand and the table's element through them, so that what was gathered
+never goes through memory. Integers may pick along any dimension, and along neighbouring ones together
+(``x[rows, columns]``). Integers that the graph makes itself are not even loaded: ``arange`` is the index of a row or
 column, ``zeros`` and ``full`` are numbers.
 
 An index outside of its table is an error in PyTorch (an assertion on the device, results undefined after it). Kernels
 never read there: such rows are zeros. ``padding_idx`` matters to gradients only.
 
-Left out: sparse gradients and several index tensors, which stay torch operators; gathers along other dimensions than
-the first, from lists of columns (``gather``), and by indices that a reduction makes.
+Left out: sparse gradients, indices of dimensions that are no neighbours, and ``gather`` from a part of the table along
+its other dimensions, which stay torch operators; indices that a reduction makes.
 """
 
 from __future__ import annotations
@@ -32,17 +33,41 @@ OUTSIDE = "Rows of a table at indices outside of it are zeros (PyTorch's are an 
 
 
 @dataclass(frozen=True)
-class Gather:
-    """One gather: ``node`` is ``table[index]``; with ``wraps`` negative integers count from the end.
+class Pick:
+    """Integers that pick along one axis of a table; with ``wraps`` negative ones count from the end.
 
-    ``whole`` is the node's value aligned to its region, once there is one.
+    Their dimensions are those of the result but for the last ``trailing`` ones.
+    """
+
+    index: str
+    axis: int = 0
+    trailing: int = 0
+    wraps: bool = False
+
+
+@dataclass(frozen=True)
+class Gather:
+    """One gather: ``node`` is the table at ``picks``; ``axes`` are the table's for each dimension of the result.
+
+    They are None where the result walks along integers. ``whole`` is the node's value aligned to its region, once there
+    is one.
     """
 
     node: Node
     table: str
-    index: str
-    wraps: bool = False
+    picks: tuple[Pick, ...]
+    axes: tuple[int | None, ...]
     whole: Operand | None = None
+
+    @property
+    def of_rows(self) -> bool:
+        """Whether whole rows of the table are picked, which lie in the result's last dimensions."""
+        return len(self.picks) == 1 and not self.picks[0].axis and None not in self.axes[len(self.axes) - self.behind :]
+
+    @property
+    def behind(self) -> int:
+        """How many dimensions of the table lie behind those that integers pick along."""
+        return sum(axis is not None and axis > self.picks[-1].axis for axis in self.axes)
 
 
 @dataclass(frozen=True)
@@ -59,6 +84,8 @@ class Made:
 
     numbers: Mapping[str, float] = field(default_factory=dict)
     positions: Mapping[str, Position] = field(default_factory=dict)
+    filled: frozenset[str] = frozenset()
+    """Tensors of one number that are no views of others."""
 
     def __contains__(self, name: str) -> bool:
         """Whether kernels know the value ``name`` without reading it."""
@@ -66,41 +93,70 @@ class Made:
 
 
 def gather_of(node: Node, metas: Mapping[str, TensorMeta]) -> Gather | None:
-    """Read ``embedding``, ``index_select`` and ``index`` of whole rows as one form, or return None."""
+    """Read ``embedding``, ``index_select``, ``index`` and ``gather`` as one form, or return None."""
     found = _read(node)
     if found is None or len(node.metas) != 1 or node.metas[0] is None:
         return None
-    table, index = metas.get(found.table), metas.get(found.index)
-    if table is None or index is None or index.dtype not in INDEX_DTYPES or table.dtype not in FUSIBLE_DTYPES:
-        return None
+    table, indices = metas.get(found[0]), [metas.get(name) for name in found[2]]
     result = node.metas[0]
-    whole = bool(table.shape) and result.shape == index.shape + table.shape[1:] and result.dtype == table.dtype
-    return found if whole and result.numel and table.numel else None
+    if table is None or not table.shape or table.dtype not in FUSIBLE_DTYPES or result.dtype != table.dtype:
+        return None
+    if not result.numel or not table.numel or any(meta is None or meta.dtype not in INDEX_DTYPES for meta in indices):
+        return None
+    shapes = [meta.shape for meta in indices if meta is not None]
+    name, axis, names, wraps = found
+    axis, rank = axis % len(table.shape), len(table.shape)
+    if node.bare_op in _ELEMENTWISE:
+        (shape,) = shapes
+        fits = len(shape) == rank and all(shape[at] == table.shape[at] for at in range(rank) if at != axis)
+        axes = tuple(None if at == axis else at for at in range(rank))
+        return Gather(node, name, (Pick(names[0], axis),), axes) if fits and result.shape == shape else None
+    picked = _broadcast(shapes)
+    after = axis + len(names)
+    if picked is None or after > rank or result.shape != table.shape[:axis] + picked + table.shape[after:]:
+        return None
+    axes = (*range(axis), *(None for _ in picked), *range(after, rank))
+    picks = tuple(Pick(item, axis + place, rank - after, wraps) for place, item in enumerate(names))
+    return Gather(node, name, picks, axes)
 
 
-def _read(node: Node) -> Gather | None:
+_ELEMENTWISE = frozenset({"gather", "take_along_dim"})
+"""Operators that pick one element for each integer, all in the integers' own dimensions."""
+
+
+def _broadcast(shapes: Sequence[tuple[int, ...]]) -> tuple[int, ...] | None:
+    """The shape that ``shapes`` broadcast to, or None."""
+    rank = max(len(shape) for shape in shapes)
+    sizes = [{*column} - {1} for column in zip(*((1,) * (rank - len(shape)) + shape for shape in shapes), strict=True)]
+    return None if any(len(found) > 1 for found in sizes) else tuple(next(iter(found), 1) for found in sizes)
+
+
+def _read(node: Node) -> tuple[str, int, tuple[str, ...], bool] | None:
+    """Table, first axis, integers for it and those behind it, and whether negative ones count from the end."""
     args = node.args
     if node.op == "aten.embedding.default" and not node.kwargs:
         table, index = args[:2]
         sparse = args[4:] and args[4] is not False
-        return None if sparse or not _are_refs(table, index) else Gather(node, table.name, index.name)
-    if node.op == "aten.index_select.default" and len(args) == 3 and args[1] == 0:
-        table, _, index = args
-        return Gather(node, table.name, index.name) if _are_refs(table, index) else None
-    if node.op == "aten.index.Tensor" and isinstance(args[1], tuple) and args[1]:
-        table, (index, *others) = args[0], args[1]
-        single = _are_refs(table, index) and all(item is None for item in others)
-        return Gather(node, table.name, index.name, wraps=True) if single else None
+        return None if sparse or not _are_refs(table, index) else (table.name, 0, (index.name,), False)
+    if node.op == "aten.index_select.default" and len(args) == 3 and type(args[1]) is int:
+        table, axis, index = args
+        return (table.name, axis, (index.name,), False) if _are_refs(table, index) else None
+    if node.op == "aten.gather.default" and not node.kwargs and len(args) >= 3 and type(args[1]) is int:
+        table, axis, index = args[:3]
+        return (table.name, axis, (index.name,), False) if _are_refs(table, index) else None
+    if node.op == "aten.take_along_dim.default" and len(args) == 3 and type(args[2]) is int:
+        table, index, axis = args
+        return (table.name, axis, (index.name,), False) if _are_refs(table, index) else None
+    if node.op == "aten.index.Tensor" and isinstance(args[0], Ref) and isinstance(args[1], tuple):
+        places = [place for place, item in enumerate(args[1]) if item is not None]
+        together = bool(places) and places == list(range(places[0], places[0] + len(places)))
+        if together and _are_refs(*(args[1][place] for place in places)):
+            return args[0].name, places[0], tuple(args[1][place].name for place in places), True
     return None
 
 
 def _are_refs(*values: Any) -> bool:
     return all(isinstance(value, Ref) for value in values)
-
-
-def trailing_dims(gather: Gather, metas: Mapping[str, TensorMeta]) -> int:
-    """How many dimensions a row of the table has: those that the index lacks."""
-    return len(metas[gather.table].shape) - 1
 
 
 # --- What the graph makes without inputs ---------------------------------------------------------------------
@@ -119,6 +175,7 @@ def made_values(graph: Graph) -> Made:
     metas = graph.metas()
     numbers: dict[str, float] = {}
     positions: dict[str, Position] = {}
+    filled: set[str] = set()
     for node in graph.nodes:
         meta = metas.get(node.name)
         if meta is None or meta.dtype not in FUSIBLE_DTYPES - {"bool"} or not node.op.startswith("aten."):
@@ -128,6 +185,7 @@ def made_values(graph: Graph) -> Made:
         number = _filled_with(node, meta.dtype)
         if number is not None:
             numbers[node.name] = number
+            filled.add(node.name)
         elif node.bare_op == "arange" and meta.dtype in INDEX_DTYPES:
             position = _arange(node, meta)
             positions |= {} if position is None else {node.name: position}
@@ -136,7 +194,7 @@ def made_values(graph: Graph) -> Made:
         elif same and source in positions:
             axis = _moved_axis(node, metas[source], positions[source].axis)
             positions |= {} if axis is None else {node.name: Position(axis, positions[source].start)}
-    return Made(numbers, positions)
+    return Made(numbers, positions, frozenset(filled))
 
 
 def _filled_with(node: Node, dtype: str) -> float | None:
@@ -222,27 +280,43 @@ def gather_lines(body: Body, gather: Gather) -> list[str]:
     row, column = ("[:, None]", "[None, :]") if body.two_dimensional else ("", "")
     wide = ".to(tl.int64)" if operand.strided else ""
     inner = offset(operand, table, body.domain, f"{row}{wide}", f"{column}{wide}")
-    lines, index, inside = _index_lines(body, gather, operand)
-    step = [] if index == "0" else [f"{index} * {table}_stride"]
-    terms = [body.pointer(gather.table), *step, *([inner] if inner else [])]
-    own = operand if gather.index in body.region.scalars else gather.whole
-    masks = [item for item in (body.mask(own), inside) if item]
+    lines: list[str] = []
+    terms, masks = [body.pointer(gather.table)], list[str]()
+    for pick in gather.picks:
+        statements, index, inside = _index_lines(body, gather, pick, operand)
+        lines += statements
+        terms += [] if index == "0" else [f"{index} * {_step_name(table, pick)}"]
+        masks += [inside] if inside else []
+    terms += [inner] if inner else []
+    fixed = all(pick.index in body.region.scalars for pick in gather.picks)
+    own = body.mask(operand if fixed else gather.whole)
+    masks = [own, *masks] if own else masks
     mask = f", mask={' & '.join(masks)}, other={'0.0' if kind == 'float' else '0'}" if masks else ""
     cast = ".to(tl.float32)" if kind == "float" else ""
     return [*lines, f"{name} = tl.load({' + '.join(terms)}{mask}){cast}"]
 
 
-def _index_lines(body: Body, gather: Gather, table: Operand) -> tuple[list[str], str, str]:
+def _step_name(table: str, pick: Pick) -> str:
+    """Kernel argument: how far apart neighbours along the picked axis are."""
+    return f"{table}_stride_of_{pick.axis}" if pick.axis else f"{table}_stride"
+
+
+def _count_name(table: str, pick: Pick) -> str:
+    """Kernel argument: the size of the picked axis."""
+    return f"{table}_size_of_{pick.axis}" if pick.axis else f"{table}_rows"
+
+
+def _index_lines(body: Body, gather: Gather, pick: Pick, table: Operand) -> tuple[list[str], str, str]:
     """Statements before the load, the row's text in 64 bits, and the text of the mask that keeps it in the table."""
-    count = f"{body.names[gather.table]}_rows"
-    if gather.index in body.region.scalars:
-        return [], *_number_text(int(body.region.scalars[gather.index]), count, table)
-    index, known = body.text(Ref(gather.index), "int"), gather.index in body.region.positions
-    loaded = any(item.value == gather.index for item in body.region.inputs)
-    if not loaded or body.metas[gather.index].dtype != "int64":
+    count = _count_name(body.names[gather.table], pick)
+    if pick.index in body.region.scalars:
+        return [], *_number_text(int(body.region.scalars[pick.index]), count, pick, table)
+    index, known = body.text(Ref(pick.index), "int"), pick.index in body.region.positions
+    loaded = any(item.value == pick.index for item in body.region.inputs)
+    if not loaded or body.metas[pick.index].dtype != "int64":
         index = f"{index}.to(tl.int64)"
-    row = f"{body.names[gather.node.name]}_row"
-    if gather.wraps and not known:
+    row = f"{body.names[gather.node.name]}_row{f'_{pick.axis}' if pick.axis else ''}"
+    if pick.wraps and not known:
         lines = [f"{row} = tl.where({index} < 0, {index} + {count}, {index})  # negative ones count from the end"]
     elif index.isidentifier():
         lines, row = [], index
@@ -252,9 +326,9 @@ def _index_lines(body: Body, gather: Gather, table: Operand) -> tuple[list[str],
     return lines, row, inside if known else f"({row} >= 0) & {inside}"
 
 
-def _number_text(number: int, count: str, table: Operand) -> tuple[str, str]:
+def _number_text(number: int, count: str, pick: Pick, table: Operand) -> tuple[str, str]:
     """The same row everywhere: its text and its mask, which a table of known size does not need."""
-    last = table.meta.shape[0] - 1
+    last = table.meta.shape[pick.axis] - 1
     certain = table.fixed and -last <= number <= last
     small = certain and table.meta.numel < 2**31
     text = str(number) if small or not number else f"tl.full((), {number}, tl.int64)"
@@ -264,10 +338,11 @@ def _number_text(number: int, count: str, table: Operand) -> tuple[str, str]:
 
 
 def gather_arguments(body: Body) -> list[tuple[str, str]]:
-    """Pairs (kernel argument, launcher expression): how many rows each table has, and how far they are apart."""
-    tables = dict.fromkeys(body.names[item.table] for item in body.region.gathers)
-    return [
-        pair
-        for table in tables
-        for pair in ((f"{table}_rows", f"{table}.shape[0]"), (f"{table}_stride", f"{table}.stride(0)"))
-    ]
+    """Pairs (kernel argument, launcher expression): sizes of picked axes, and how far neighbours along them are."""
+    found: dict[str, str] = {}
+    for item in body.region.gathers:
+        table = body.names[item.table]
+        for pick in item.picks:
+            found[_count_name(table, pick)] = f"{table}.shape[{pick.axis}]"
+            found[_step_name(table, pick)] = f"{table}.stride({pick.axis})"
+    return list(found.items())

@@ -25,7 +25,7 @@ _RESERVED = {
     *keyword.kwlist, *dir(builtins), "self", "torch", "triton", "tl", "mask", "row_mask", "col_mask",
     "index", "rows", "cols", "n_rows", "n_cols", "n_inner", "inner", "start", "tile", "grid", "device", "pid",
     "first_row", "first_col", "index_type", "block_m", "block_n", "num_warps", "tiles_m", "tiles_n", "width", "first",
-    "height", "n_elements",
+    "height", "n_elements", "n_bags", "n_ids",
     "pieces", "piece", "slots", "slot_mask", "counts", "n_pieces", "piece_size", "wanted", "inside",
     "batch", "inner_batches", "outer_batches", "carry", "step", "batches", "head", "scores", "higher",
     "shift", "weights", "rescale", "total", "result", "top", "n_head", "n_width", "matrix_rows", "out_ptr", "out_ptrs",

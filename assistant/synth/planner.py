@@ -12,16 +12,20 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from drk.assistant.synth.attention_region import find_attention
+from drk.assistant.synth.bags import bags_of
 from drk.assistant.synth.banded_region import build_banded_region
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.gather_region import build_gather_region
 from drk.assistant.synth.gathers import gather_of
 from drk.assistant.synth.pixel_region import build_pixel_region, pixel_product
 from drk.assistant.synth.pooling_region import build_pooling_region
+from drk.assistant.synth.ragged import build_bag_region
 from drk.assistant.synth.regions import Facts, Region, Rules, build_region, facts_of, product_of, reduced_dims
 from drk.assistant.synth.resamples import resample_of
 from drk.assistant.synth.resampling_region import build_resampling_region
 from drk.assistant.synth.scan_region import build_scan_region, is_flip, is_scan
+from drk.assistant.synth.scatter_region import build_scatter_region
+from drk.assistant.synth.scatters import scatter_of
 from drk.assistant.synth.windows import window_of
 from drk.gym.graph import Graph, Node
 
@@ -38,6 +42,10 @@ def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
         return build_banded_region(nodes, facts, rules)
     if any(is_scan(node, facts.metas) for node in nodes):
         return build_scan_region(nodes, facts)
+    if any(bags_of(node, facts.metas) is not None for node in nodes):
+        return build_bag_region(nodes, facts)
+    if any(scatter_of(node, facts.metas) is not None for node in nodes):
+        return build_scatter_region(nodes, facts, rules)
     if any(gather_of(node, facts.metas) is not None for node in nodes):
         return build_gather_region(nodes, facts)
     return build_region(nodes, facts, rules)
@@ -122,7 +130,7 @@ class _Planner:
             return self.rules.matmul
         if is_scan(node, self.facts.metas):
             return self.rules.row
-        if gather_of(node, self.facts.metas) is not None:
+        if any(read(node, self.facts.metas) is not None for read in (gather_of, scatter_of, bags_of)):
             return self.rules.gather
         if node.bare_op == "contiguous" and set(node.inputs()) <= self.facts.fixed:
             return False  # a parameter is kept in that layout

@@ -34,10 +34,13 @@ from drk.assistant.synth.naming import NameTable, kernel_words, value_names
 from drk.assistant.synth.plans import Memo
 from drk.assistant.synth.pointwise import write_pointwise
 from drk.assistant.synth.pooling import write_pooling
+from drk.assistant.synth.ragged import write_bags
 from drk.assistant.synth.regions import Region
 from drk.assistant.synth.resampling import write_resampling
 from drk.assistant.synth.row_reduction import write_row
 from drk.assistant.synth.scan import write_scan
+from drk.assistant.synth.scattering import write_scatter
+from drk.assistant.synth.scatters import NOTE as NO_ORDER
 from drk.assistant.synth.split_reduction import write_split
 from drk.assistant.synth.tiles import Tile, ranked_tiles
 from drk.assistant.synth.variants import Variant, variants
@@ -86,6 +89,8 @@ def compile_graph(
     rewritten, planned = plan.graph, plan.regions
     if plan.thin:
         variant = replace(variant, note=f"{variant.note}; algebra: a summed product is a thin one")
+    if any(item.scatter is not None and not item.scatter.ordered for item in planned):
+        variant = replace(variant, note=f"{variant.note}; {NO_ORDER}")
     names = value_names(rewritten)
     possible = [region for region in planned if region.outputs or region.attention]
     metas = rewritten.metas()
@@ -202,6 +207,8 @@ _WRITERS = {
     "resample": write_resampling,
     "depthwise": write_depthwise,
     "scan": write_scan,
+    "scatter": write_scatter,
+    "bags": write_bags,
     "sums": write_sums,
 }
 

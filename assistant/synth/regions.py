@@ -23,6 +23,7 @@ from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
 from drk.assistant.synth.gathers import Gather, Made, Position, known_operands, made_values
 from drk.assistant.synth.resamples import Resample
+from drk.assistant.synth.scatters import Scatter
 from drk.assistant.synth.size_constants import CUT, size_constants
 from drk.assistant.synth.windows import Window
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
@@ -93,6 +94,7 @@ class Region:
     pooled: tuple[Operand, ...] = ()
     """What the window's operators read, aligned to the pooled tensor's shape."""
     resample: Resample | None = None
+    scatter: Scatter | None = None
     attention: Attention | None = None
     scan: Scan | None = None
     absorbed: tuple[Node, ...] = ()

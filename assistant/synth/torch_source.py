@@ -92,7 +92,8 @@ def torch_call(
     if node.op in {"aten.cummax.values", "aten.cummin.values"}:  # torch has them with indices only
         return f"torch.{node.bare_op}({', '.join(args)})[0]"
     if overload == "values":  # likewise
-        return f"torch.ops.aten.{node.bare_op}.default({', '.join([*args, *keywords])})[0]"
+        overload = "padding_idx" if node.bare_op == "embedding_bag" else "default"
+        return f"torch.ops.aten.{node.bare_op}.{overload}({', '.join([*args, *keywords])})[0]"
     method = node.bare_op in _METHODS and overload in _PLAIN_OVERLOADS and isinstance(node.args[0], Ref)
     if node.op in _FUNCTIONS:
         return f"{_FUNCTIONS[node.op]}({', '.join([*args, *keywords])})"

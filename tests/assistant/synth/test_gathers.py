@@ -244,7 +244,7 @@ def test_made_values_alone_make_no_kernel(check):
     check(Function(lambda _, x: x.half() + torch.full((5,), 0.1, dtype=torch.float16)), torch.randn(5))
 
 
-@pytest.mark.parametrize("mode", ["sum", "mean"])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
 def test_bags_of_equal_length(check, mode):
     module = Function(lambda s, x: s.bag(x).relu() * 2, bag=nn.EmbeddingBag(30, 24, mode=mode))
     compiled = check(module, ids_of(6, 5), calls=[[ids_of(3, 9)]])
@@ -252,15 +252,48 @@ def test_bags_of_equal_length(check, mode):
     assert "arange" not in compiled.source.split("def forward")[1]
 
 
-def test_other_bags_stay_with_torch(check):
-    ids, offsets, weights = ids_of(12), torch.tensor([0, 5, 8]), torch.rand(6, 5)
-    module = Function(lambda s, x, o: s.bag(x, o).relu() * 2, bag=nn.EmbeddingBag(30, 24))
-    assert "embedding_bag" in check(module, ids, offsets).source
-    for options in ({"padding_idx": 0}, {"mode": "max"}):
-        module = Function(lambda s, x: s.bag(x).relu() * 2, bag=nn.EmbeddingBag(30, 24, **options))
-        assert "embedding_bag" in check(module, ids_of(6, 5)).source
+def test_bags_with_padding_and_weights(check):
+    for mode in ("sum", "mean"):
+        module = Function(lambda s, x: s.bag(x).relu() * 2, bag=nn.EmbeddingBag(4, 24, padding_idx=0, mode=mode))
+        assert "embedding_bag" not in check(module, torch.tensor([[0, 1, 3], [0, 0, 0], [2, 2, 1]])).source
     module = Function(lambda s, x, w: s.bag(x, None, w).relu() * 2, bag=nn.EmbeddingBag(30, 24, mode="sum"))
-    assert "embedding_bag" in check(module, ids_of(6, 5), weights).source
+    assert "embedding_bag" not in check(module, ids_of(6, 5), torch.rand(6, 5)).source
+
+
+def test_columns_and_single_elements_are_picked_too(check):
+    x, ids = torch.randn(6, 7, 9), ids_of(4, most=6)
+    columns = Function(lambda _, x, i: x[:, i].exp() + 1)
+    assert check(columns, x, ids, calls=[[x[:2], ids[:1]]]).launches == 1
+    assert check(Function(lambda _, x, i: x.index_select(-1, i).softmax(-1)), x, ids).launches == 1
+    assert check(Function(lambda _, x, i: x.transpose(0, 2)[..., i] * 2), x, ids).launches == 1
+    assert check(Function(lambda _, x, i, j: x[i, j].relu()), x, ids - 6, ids_of(3, 1, most=7)).launches == 1
+    assert check(Function(lambda _, x, i: x[torch.arange(6), i].tanh()), x, ids_of(6, most=7)).launches == 1
+    assert check(Function(lambda _, x, i: x[:, [0, 3, -1]] * i.sum()), x, ids).launches == 2
+
+
+def test_an_integer_for_each_result(check):
+    x, ids = torch.randn(5, 7, 4), ids_of(5, 9, 4, most=7)
+    module = Function(lambda _, x, i: x.gather(1, i).sigmoid() - 1)
+    assert check(module, x, ids, calls=[[x[:2], ids[:2, :3]]]).launches == 1
+    module = Function(lambda _, x, i: torch.take_along_dim(x, i, -1).square().sum(-1))
+    assert check(module, x, ids_of(5, 7, 6, most=4)).launches == 1
+    module = Function(lambda _, x, i: x.gather(0, i.unsqueeze(-1).expand(-1, -1, 4)) * 3)
+    check(module, x, ids_of(6, 7, most=5))
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(st.data())
+def test_picks_along_any_dimensions(check, data):
+    shape = data.draw(st.lists(st.integers(1, 4), min_size=1, max_size=4))
+    first = data.draw(st.integers(0, len(shape) - 1))
+    several = data.draw(st.integers(1, len(shape) - first))
+    picked = data.draw(st.lists(st.integers(1, 3), min_size=1, max_size=2))
+    ids = [torch.randint(-size, size, picked[data.draw(st.integers(0, len(picked) - 1)) :]) for size in shape[first:]]
+
+    def forward(_, x, *ids):
+        return x[(*(slice(None),) * first, *ids)] * 2 + 1
+
+    check(Function(forward), torch.randn(shape), *ids[:several])
 
 
 def test_made_tables_and_rows_from_the_end(check):
