@@ -17,6 +17,7 @@ from dataclasses import replace
 from drk.assistant.synth.bags import equal_bags
 from drk.assistant.synth.decompositions import DECOMPOSITIONS, through_split
 from drk.assistant.synth.draft import Draft
+from drk.assistant.synth.dtype_rules import in_asked_type
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.train_norms import updating_batch_norms
 from drk.gym.graph import Graph, Node, Ref, TensorMeta
@@ -45,6 +46,7 @@ def rewrite(graph: Graph, *, by_channel: bool = False, channels_last: bool = Fal
         if same is not None and not ("output" in users[node.name] and same in inputs):
             draft.renamed[node.name] = same
             continue
+        node = in_asked_type(node, draft)
         fingerprint = repr((node.op, node.args, sorted(node.kwargs.items())))
         if fingerprint in seen and not any(word in node.op for word in _RANDOM):
             draft.renamed[node.name] = seen[fingerprint]
