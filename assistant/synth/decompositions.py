@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
+from drk.assistant.synth.cell_rules import CELL_RULES
 from drk.assistant.synth.channel_norms import by_channel, group_norm_by_channel, train_batch_norm
 from drk.assistant.synth.class_rules import CLASS_RULES
 from drk.assistant.synth.contraction_rules import CONTRACTION_RULES
@@ -332,4 +333,5 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     **CLASS_RULES,
     **DISTANCE_RULES,
     **SCATTER_RULES,
+    **CELL_RULES,
 }

@@ -50,9 +50,14 @@ LARGE = 2**20
 
 
 def is_convolution(node: Node) -> bool:
-    """Whether ``node`` is one of ATen's convolutions, with a single floating-point result."""
-    single = len(node.metas) == 1 and node.metas[0] is not None and node.metas[0].dtype in FLOATS
-    return node.op.startswith("aten.") and node.bare_op in CONVOLUTIONS and single
+    """Whether ``node`` is one of ATen's convolutions of a batch, with a single floating-point result.
+
+    PyTorch takes single images and signals too; those stay its operators, whose first dimension is no batch.
+    """
+    if not node.op.startswith("aten.") or node.bare_op not in CONVOLUTIONS or len(node.metas) != 1:
+        return False
+    meta, digits = node.metas[0], [int(letter) for letter in node.bare_op if letter.isdigit()]
+    return meta is not None and meta.dtype in FLOATS and (not digits or len(meta.shape) == digits[0] + 2)
 
 
 def without_conv_bias(graph: Graph) -> Graph:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from drk.assistant.synth.cell_rules import CELL_RULES
 from drk.assistant.synth.contraction_rules import CONTRACTIONS
 from drk.assistant.synth.depthwise_layout import row_major_first, swapped
 from drk.assistant.synth.distance_rules import DISTANCE_RULES
@@ -75,7 +76,7 @@ def variants(graph: Graph) -> list[Variant]:
 
 def _products(graph: Graph) -> list[Node]:
     """Matrix products of the graph, those among them that contractions and distances are written as."""
-    if any(node.bare_op in {*CONTRACTIONS, *DISTANCE_RULES} for node in graph.nodes):
+    if any(node.bare_op in {*CONTRACTIONS, *DISTANCE_RULES, *CELL_RULES} for node in graph.nodes):
         graph = rewrite(graph, by_channel=True)
     metas = graph.metas()
     return [node for node in graph.nodes if product_of(node, metas) is not None]

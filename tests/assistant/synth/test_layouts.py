@@ -120,6 +120,14 @@ def test_values_stay_in_layout_from_one_convolution_to_the_next(graph_of):
     assert sorted(copied) == ["args_0", "p_a_weight"]
 
 
+@pytest.mark.parametrize("variant", [0, 1])
+def test_single_images_have_no_batch(variant, check):
+    parts = {"a": nn.Conv2d(4, 6, 3), "b": nn.ConvTranspose2d(6, 3, 2), "norm": nn.GroupNorm(2, 6)}
+    check(Function(lambda s, x: s.b(F.relu(s.norm(s.a(x)[None])[0])), **parts), torch.randn(4, 9, 8), variant=variant)
+    check(Function(lambda s, x: F.relu(s.a(x)), a=nn.Conv1d(4, 6, 3)), torch.randn(4, 9), variant=variant)
+    check(Function(lambda s, x: F.relu(s.a(x)), a=nn.Conv3d(2, 3, 3)), torch.randn(2, 5, 4, 6), variant=variant)
+
+
 def test_graphs_without_convolutions_are_left_alone(graph_of):
     graph = graph_of(Function(lambda _, x: F.gelu(x) * 2), torch.randn(2, 3, 4, 4))
     assert channels_last(graph) is graph
