@@ -10,6 +10,7 @@ Left out: a single row of scores with a label that has no dimension.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -283,7 +284,37 @@ def _one_hot(node: Node, draft: Draft) -> Ref | None:
     return _cast(node, draft, hit, "int64")
 
 
+def _scattered(node: Node, draft: Draft) -> Ref | None:
+    """``x.scatter(dim, index, value)`` of one place a row: the value where the index is the place's number, else ``x``.
+
+    What was zeros need not be read; so one-hot codes and masks are only written.
+    """
+    if len(node.args) != 4 or node.kwargs or type(node.args[1]) is not int or not isinstance(node.args[2], Ref):
+        return None
+    x, dim, index, value = node.args
+    meta, chosen = draft.metas[x.name], draft.metas[index.name]
+    axis = dim % max(1, len(meta.shape))
+    one_a_row = chosen.shape == (*meta.shape[:axis], 1, *meta.shape[axis + 1 :])
+    if not meta.shape or meta.shape[axis] < 2 or not one_a_row or chosen.dtype != "int64" or meta.dtype not in FLOATS:
+        return None
+    if isinstance(value, Ref) and draft.metas[value.name] != replace(draft.metas[value.name], shape=chosen.shape):
+        return None
+    hit = draft.emit(node, "hit", "eq.Tensor", index, _counted(node, draft, meta.shape, axis))
+    base = _maker(draft, x)
+    zeros = base is not None and base.bare_op in {"zeros", "zeros_like", "new_zeros"}
+    if isinstance(value, Ref):
+        if draft.metas[value.name].dtype != meta.dtype:
+            return None
+        miss = draft.emit(node, "miss", "logical_not.default", hit)
+        return draft.emit(node, "scattered", "where.self", miss, 0.0 if zeros else x, value)
+    if not zeros or not math.isfinite(value):
+        return draft.emit(node, "scattered", "masked_fill.Scalar", x, hit, value)
+    code = _cast(node, draft, hit, meta.dtype)
+    return code if value == 1 else draft.emit(node, "scattered", "mul.Tensor", code, value)
+
+
 CLASS_RULES: Mapping[str, Rule] = {
+    "scatter": _scattered,
     "cross_entropy_loss": _cross_entropy,
     "nll_loss_nd": _nll,
     "nll_loss": _nll,

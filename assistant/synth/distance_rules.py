@@ -4,6 +4,8 @@
 near rows as it does here; sums of squares and root are the product's epilogue. Other orders reduce differences which
 are never written. Rules have the form that :mod:`drk.assistant.synth.decompositions` describes.
 
+``pdist`` is the same for the pairs of one tensor's rows.
+
 Left out: tiles of differences, whose rows would be read once for many pairs, and batches that broadcast.
 """
 
@@ -14,7 +16,7 @@ from dataclasses import replace
 
 from drk.assistant.synth.draft import Draft, contiguous_meta
 from drk.assistant.synth.reduction_rules import Rule, argument, reducible, vector_norm
-from drk.gym.graph import Node, Ref, TensorMeta
+from drk.gym.graph import Node, Ref, Symbol, TensorMeta
 
 BY_PRODUCT = 25
 """PyTorch multiplies matrices where either side has more rows than this."""
@@ -81,5 +83,33 @@ def _with_ones(node: Node, draft: Draft, value: Ref, dim: int) -> Ref:
     return draft.append(made, "broadcast")
 
 
-DISTANCE_RULES: Mapping[str, Rule] = {"cdist": _cdist}
+def _pdist(node: Node, draft: Draft) -> Ref | None:
+    """Distances of the pairs ``i < j``: norms of differences of rows that two lists of integers pick."""
+    x, order = node.args[0], float(argument(node, 1, "p", 2.0))
+    meta = draft.metas[x.name]
+    if len(meta.shape) != 2 or meta.dtype != "float32" or meta.shape[0] < 2 or reducible(meta, -1) is None:
+        return None
+    rows, pairs = meta.shape[0], node.meta.numel
+    places = contiguous_meta((2, pairs), "int64")
+    made = replace(
+        node,
+        op="aten.triu_indices.default",
+        args=(rows, rows, 1),
+        kwargs={"device": Symbol("device", "cuda")},
+        metas=(places,),
+    )
+    both = draft.append(made, "pairs")
+    sides = []
+    for side in range(2):
+        own = replace(
+            node, op="aten.select.int", args=(both, 0, side), kwargs={}, metas=(contiguous_meta((pairs,), "int64"),)
+        )
+        index = draft.append(own, ("first", "second")[side])
+        meta = contiguous_meta((pairs, draft.metas[x.name].shape[1]), "float32")
+        picked = replace(node, op="aten.index_select.default", args=(x, 0, index), kwargs={}, metas=(meta,))
+        sides.append(draft.append(picked, f"{('first', 'second')[side]}_rows"))
+    return vector_norm(node, draft, draft.emit(node, "difference", "sub.Tensor", *sides), order, (-1,), keep=False)
+
+
+DISTANCE_RULES: Mapping[str, Rule] = {"cdist": _cdist, "pdist": _pdist}
 """Rules by operator."""

@@ -224,11 +224,11 @@ def _forward(
         body = ['"""Start the kernels of one call."""', *_body(graph, steps, names)]
         launch = f"    def {METHOD}(self, {inputs}):\n{indent(body, 8)}\n"
         return f"{head}{indent([*checks, call], 8)}\n\n{launch}"
-    used = {name for step in steps for node in step.nodes for name in node.inputs()}
-    for item in tensors:
-        if item.path != names[item.name] and item.name in used:
+    body = _body(graph, steps, names)
+    for item in tensors:  # also those that only tell a size
+        if item.path != names[item.name] and re.search(rf"\b{names[item.name]}\b", "\n".join(body)):
             checks.append(f"{names[item.name]} = {item.path}")
-    return f"{head}{indent([*checks, *_body(graph, steps, names)], 8)}\n"
+    return f"{head}{indent([*checks, *body], 8)}\n"
 
 
 def _body(graph: Graph, steps: Sequence[Step], names: Mapping[str, str]) -> list[str]:

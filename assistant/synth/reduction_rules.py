@@ -167,6 +167,17 @@ def _extreme(node: Node, draft: Draft) -> Ref | None:
     return None
 
 
+def _both_extremes(node: Node, draft: Draft) -> Ref | None:
+    """``aminmax`` gives the smallest and the largest."""
+    x, dim, keep = node.args[0], node.kwargs.get("dim"), node.kwargs.get("keepdim", False) is True
+    dims = reducible(draft.metas[x.name], dim)
+    if dims is None or len(node.args) > 1 or (dim is None and keep):
+        return None
+    for place, side in enumerate(("min", "max")):
+        draft.renamed[f"{node.name}[{place}]"] = draft.emit(node, f"row_{side}", f"a{side}.default", x, dims, keep).name
+    return None
+
+
 def _running_extreme(node: Node, draft: Draft) -> Ref | None:
     """``cummax(x, dim)`` gives values and indices; where only one of them is read, values are a scan of their own."""
     x, first = node.args[0], node.metas[0]
@@ -332,6 +343,7 @@ REDUCTION_RULES: Mapping[str, Rule] = {
     "cosine_similarity": _cosine_similarity,
     "pairwise_distance": _pairwise_distance,
     "broadcast_tensors": _broadcast_tensors,
+    "aminmax": _both_extremes,
 }
 """Rules by operator."""
 

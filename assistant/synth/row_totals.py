@@ -16,6 +16,7 @@ from drk.assistant.synth.draft import Draft
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.reduction_rules import Rule, reducible
 from drk.assistant.synth.regions import reduced_dims
+from drk.assistant.synth.size_constants import LEAST_SCALAR
 from drk.gym.graph import Node, Ref
 
 
@@ -60,5 +61,23 @@ def _over_all(node: Node, draft: Draft) -> Ref | None:
     return None if _row_dims(draft, node.args[0]) is None else total(node, draft, node.args[0], op)
 
 
-TOTAL_RULES: Mapping[str, Rule] = {"sum": _over_all, "mean": _over_all}
+def _averaged(node: Node, draft: Draft) -> Ref | None:
+    """A total divided by how many were added (a divergence's mean over the batch) is their mean, at any size."""
+    if len(node.args) != 2 or node.kwargs or not isinstance(node.args[0], Ref) or type(node.args[1]) is not int:
+        return None
+    made = next((item for item in draft.nodes if item.name == node.args[0].name), None)
+    reduced = None if made is None or made.bare_op != "sum" else reduced_dims(made, draft.metas)
+    if made is None or reduced is None or reduced[1] or made.kwargs or node.args[1] < LEAST_SCALAR:
+        return None
+    value, count = made.args[0], node.args[1]
+    meta = draft.metas[value.name]
+    everything = reduced[0] == tuple(range(len(meta.shape)))
+    if not everything or count not in (meta.numel, meta.shape[0]) or {meta.dtype, node.meta.dtype} != {"float32"}:
+        return None
+    if count != meta.numel:
+        value = draft.emit(node, "row_total", "sum.dim_IntList", value, tuple(range(1 - len(meta.shape), 0)), True)
+    return draft.emit(node, "average", "mean.dim", value, reducible(draft.metas[value.name], None), False)
+
+
+TOTAL_RULES: Mapping[str, Rule] = {"sum": _over_all, "mean": _over_all, "div": _averaged}
 """Rules by operator."""

@@ -51,6 +51,7 @@ _SIZE_POSITIONS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("expand", "new_zeros", "new_ones", "new_full", "new_empty"), (1,)),
     "arange": (0, 1),
     "eye": (0, 1),
+    "triu_indices": (0, 1),
     "slice": (2, 3),
 }
 """Which arguments of operators that make, expand or cut tensors are sizes."""

@@ -38,6 +38,19 @@ def test_one_hot_codes(check):
     assert "one_hot" not in check(module, torch.randint(10, (4, 7)), calls=[[torch.randint(10, (3, 5))]]).source
 
 
+def test_values_that_are_put_at_one_place_a_row(check):
+    x, ids, values = torch.randn(6, 10), torch.randint(10, (6, 1)), torch.randn(6, 1)
+    codes = [
+        lambda _, i: torch.zeros(6, 10).scatter_(1, i, 1.0),
+        lambda _, i: torch.zeros(6, 10).scatter(-1, i, -2.5) + 1,
+        lambda _, i: torch.zeros(6, 10, dtype=torch.bool).float().scatter(1, i, float("inf")).clamp(max=3),
+    ]
+    assert "scatter" not in check(Each(codes), ids, ids.flip(0), ids).source.split("class ModelNew")[1]
+    kept = [lambda _, x, i, v: x.scatter(1, i, v), lambda _, x, i, v: x.scatter(1, i, 0.5) * v]
+    kept.append(lambda _, x, i, v: torch.zeros_like(x).scatter(1, i, v.exp()))
+    check(Each(kept, 3), *(x, ids, values) * 3)
+
+
 def test_cross_entropy(check):
     kinds = [(reduction, smoothing) for reduction in ("mean", "sum", "none") for smoothing in (0.0, 0.1)]
     losses = [

@@ -3,6 +3,7 @@
 import math
 
 import torch
+import torch.nn.functional as F
 from modules import Each, Function
 
 
@@ -13,6 +14,13 @@ def test_differences_of_pairs(check):
     assert "cdist" not in compiled.source.split("class ModelNew")[1]
     batched = Function(lambda _, x, y: torch.exp(-torch.cdist(x, y)))
     check(batched, torch.randn(2, 5, 40), torch.randn(2, 7, 40), calls=[[torch.randn(1, 4, 24), torch.randn(1, 9, 24)]])
+
+
+def test_pairs_of_the_same_rows(check):
+    each = Each([lambda _, x, p=p: F.pdist(x, p) for p in (1.0, 2.0, 3.0)])
+    compiled = check(each, *(torch.randn(9, 40) for _ in range(3)), factor=3.0)
+    assert "pdist" not in compiled.source
+    check(Function(lambda _, x: F.pdist(x).exp()), torch.randn(70, 5), calls=[[torch.randn(66, 5)]], factor=3.0)
 
 
 def test_distances_by_products(check):

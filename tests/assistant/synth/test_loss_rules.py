@@ -2,7 +2,7 @@
 
 import torch
 import torch.nn.functional as F
-from modules import Each
+from modules import Each, Function
 
 SIGNS = torch.tensor([[1.0, -1.0] * 20] * 9)
 
@@ -27,6 +27,8 @@ LOSSES = [
     lambda _, x, y: F.triplet_margin_loss(x, y, 1 - x, p=3.0, swap=True),
     lambda _, x, y: F.cosine_similarity(x.unsqueeze(1), y.unsqueeze(0), dim=-1),
     lambda _, x, y: F.pairwise_distance(x, y[:1], p=1.0),
+    lambda _, x, y: F.gaussian_nll_loss(x, y, y, full=True),
+    lambda _, x, y: F.gaussian_nll_loss(x, y, y[:, :1], eps=0.5, reduction="sum"),
 ]
 OF_SIGNS = [
     lambda _, x, y: F.hinge_embedding_loss(x, y, margin=0.7),
@@ -43,6 +45,16 @@ def test_losses_of_two_tensors(check):
     compiled = check(Each(LOSSES, 2), *pairs, factor=3.0)
     assert len(compiled.kernels) <= 2 * len(LOSSES)
     assert "torch.ops" not in compiled.source
+
+
+def test_a_mean_over_the_batch_is_told_at_run_time(check):
+    def forward(_, x, y):
+        loss = F.kl_div(x.log_softmax(-1), y.softmax(-1), reduction="batchmean")
+        return loss * 2, F.kl_div(x, y.softmax(-1).contiguous(), reduction="batchmean")
+
+    fewer = [torch.randn(66, 9), torch.randn(66, 9)]
+    compiled = check(Function(forward), torch.randn(70, 9), torch.randn(70, 9), factor=3.0, calls=[fewer])
+    assert all(step.kernel is not None for step in compiled.written.steps)
 
 
 def test_losses_of_signs(check):

@@ -11,6 +11,11 @@ from torch import nn
 from drk.assistant.synth.propose import compile_graph, variants
 
 
+def test_both_extremes_at_once(check):
+    module = Function(lambda _, x: (*x.aminmax(dim=1), *torch.aminmax(x[:2]), x.aminmax(dim=0, keepdim=True)[1]))
+    assert "torch.ops" not in check(module, torch.randn(9, 33)).source
+
+
 def test_softmax_with_scale_and_large_logits(check):
     check(Function(lambda _, x: F.softmax(x * 0.3, -1)), torch.randn(4, 6, 50) * 30, kernels=["softmax_mul"])
 
