@@ -25,6 +25,7 @@ from drk.assistant.synth.regions import Region, Rules
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.row_images import rows_as_images
 from drk.assistant.synth.view_order import views_first
+from drk.assistant.synth.written_attention import with_written_attention
 from drk.gym.graph import Graph
 
 V = TypeVar("V")
@@ -42,7 +43,7 @@ class Plan:
 
 def plan_graph(graph: Graph, rules: Rules, *, channels_last: bool = False) -> Plan:
     """Return ``graph`` rewritten and planned under ``rules``; convolutions in channels-last layout where asked for."""
-    thin = thin_products(graph)
+    thin = thin_products(with_written_attention(graph) if rules.written_attention else graph)
     images = rows_as_images(thin) if channels_last else thin
     rewritten = rewrite(without_conv_bias(images), by_channel=True, channels_last=channels_last)
     rewritten = with_shared_heads(rewritten)
@@ -55,7 +56,7 @@ def plan_graph(graph: Graph, rules: Rules, *, channels_last: bool = False) -> Pl
     rewritten, regions = planned_with_recomputing(rewritten, rules)
     if rules.pointwise and rules.views:
         regions = with_views(rewritten, regions, rules.excluded)
-    return Plan(rewritten, tuple(regions), len(thin.nodes) > len(graph.nodes))
+    return Plan(rewritten, tuple(regions), len(thin.nodes) > len(graph.nodes) and not rules.written_attention)
 
 
 @dataclass

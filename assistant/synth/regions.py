@@ -120,6 +120,8 @@ class Rules:
     matmul: bool = True
     shared_left: bool = True
     attention: bool = True
+    written_attention: bool = False
+    """The library's attention is written out (:mod:`drk.assistant.synth.written_attention`)."""
     row: bool = True
     pool: bool = True
     depthwise: bool = True

@@ -19,6 +19,7 @@ from drk.assistant.synth.pointwise import BLOCKS, Block
 from drk.assistant.synth.regions import Rules, product_of
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.windows import window_of
+from drk.assistant.synth.written_attention import is_library_attention
 from drk.gym.graph import Graph, Node
 
 
@@ -36,6 +37,22 @@ class Variant:
 
 def variants(graph: Graph) -> list[Variant]:
     """All variants of a graph, most promising first; several may come to the same code."""
+    found = _variants(graph)
+    attention = [node for node in graph.nodes if is_library_attention(node)]
+    if not attention:
+        return found
+    rules = replace(found[0].rules, written_attention=True)
+    note = "The library's attention as a kernel of its own"
+    written = [replace(found[0], rules=rules, note=note)]
+    written += [replace(written[0], note=f"{note}, {word} tile", tile_rank=i + 1) for i, word in enumerate(_TILES)]
+    place = 1 if attention[0].meta.dtype == "float32" else 3
+    return [*found[:place], *written, *found[place:]]
+
+
+_TILES = ("second", "third")
+
+
+def _variants(graph: Graph) -> list[Variant]:
     metas = graph.metas()
     full = Rules()
     single = replace(full, shared_left=False)
