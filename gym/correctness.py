@@ -21,6 +21,7 @@ from drk.gym.compare import compare_named
 from drk.gym.coverage_estimate import coverage_estimate
 from drk.gym.draft import Stop
 from drk.gym.reference import REPEATING, ReferenceSession, Trial, fetch
+from drk.gym.renamed_state import is_renamed, renamed_cells
 from drk.gym.runner.sampling import DIGEST, SHAPE, is_shown, shape_in
 from drk.gym.runner.structure import dtype_name
 from drk.gym.runner_handle import RunnerHandle
@@ -32,6 +33,7 @@ if TYPE_CHECKING:
 MIN_INTERPRETED_TRIALS = 2
 BUSY_FACTOR = 20.0
 RUNG_FACTOR = 3.0
+PARAMETER = "torch.nn.parameter.Parameter"
 
 
 class Trials:
@@ -64,7 +66,9 @@ class Trials:
                 await self._name_downgrade(index)
                 return
             if index == 1:
-                await self._reread_first()
+                await self._reread_first("the second call")
+        if self.evaluation.correct and self.settings.seeds > MIN_INTERPRETED_TRIALS:
+            await self._reread_first("later calls")
         if self.evaluation.correct:
             await self._hidden_shape()
         if self.evaluation.correct:
@@ -76,6 +80,9 @@ class Trials:
         Raises:
             Stop: the candidate ended, raised or hung.
         """
+        # A candidate that was timed had many more calls in which to change something.
+        limit_s = self.settings.limits.run_s
+        self._note_tripwires(await self.evaluation.ask(self.runner, "check", "seen", limit_s))
         left = await self.runner.left_behind()
         if left:
             self._escape(f"beyond its call: {left} processes were left running")
@@ -96,10 +103,7 @@ class Trials:
     async def _trial(self, index: int) -> None:
         limits = self.settings.limits
         with self.draft.stage("reference"):
-            trial = await self.session.trial(index)
-        recipe = dict(trial.recipe)
-        if self.draft.weights != "copied":
-            recipe.pop("weights", None)
+            trial = await self._reference(index)
         with self.draft.stage("first" if index == 0 else "correct"):
             try:
                 leaves, answer = await self.leaves(
@@ -107,7 +111,7 @@ class Trials:
                     key=trial.key,
                     grad=self.task.grad,
                     log_operators=index <= 1,
-                    recipe=recipe,
+                    recipe=trial.recipe,
                     sample=trial.sample,
                     poison=self._shapes(trial) if index != 1 else [],
                 )
@@ -120,13 +124,17 @@ class Trials:
             self.draft.reach("ran")
             self._note_tripwires(answer)
             self.evaluation.launched |= bool(answer.get("launched"))
-            copied, keys = self.draft.weights != "seeded", self.session.state_keys
+            copied, keys = self.draft.weights == "copied", self.session.state_keys
             self.draft.cells += await asyncio.to_thread(
                 compare_trial, self._name(index, trial), trial, leaves, answer, self.task, keys, copied=copied
             )
         if index <= 1:
             rows, target = answer.get("operators") or [], self.evaluation.gym.cost_target
             self.draft.coverage_estimate = coverage_estimate(self.session.operators, rows, target)
+
+    async def _reference(self, index: int) -> Trial:
+        # Weights of another form than the reference's do not change as its do: folded ones would be wrong by right.
+        return await self.session.trial(index, weights=self.draft.weights == "copied")
 
     @staticmethod
     def _shapes(trial: Trial) -> list[list[Any]]:
@@ -172,8 +180,10 @@ class Trials:
 
     # --- experiments -------------------------------------------------------------------------------------
 
-    async def _reread_first(self) -> None:
-        """What the first call returned must still hold after the second."""
+    async def _reread_first(self, when: str) -> None:
+        """What the first call returned must still hold after others."""
+        if any(flag.kind == "stale-output" for flag in self.draft.flags):
+            return
         trial, limit_s = await self.session.trial(0), self.settings.limits.run_s
         answer = await self.evaluation.ask(self.runner, "check", "held", limit_s, sample=trial.sample)
         held = await self._fetched(answer)
@@ -181,7 +191,7 @@ class Trials:
             if name.removesuffix(DIGEST).removesuffix(SHAPE) in trial.aliased:
                 continue  # it is (part of) an input, which now holds other values
             if name in held and not self._holds(name, held, trial):
-                proof = f"{name} of the first call changed when the second call ran"
+                proof = f"{name} of the first call changed when {when} ran"
                 self.draft.flags.append(Flag("stale-output", "caching", "fraud", proof))
                 return
 
@@ -202,7 +212,7 @@ class Trials:
             answer = await self.runner.call(
                 "run", limits.compile_s, key=trial.key, grad=self.task.grad, sample=trial.sample, log_operators=True
             )
-            if answer.get("died"):
+            if not answer["ok"] and answer.get("died"):
                 raise Stop(
                     "failed", Failure("run", answer["error"]["kind"], "at another shape, " + answer["error"]["message"])
                 )
@@ -211,7 +221,7 @@ class Trials:
                 self._label_specialised(f"with inputs {shapes}", answer["error"]["message"])
             else:
                 leaves = await self._fetched(answer)
-                copied = self.draft.weights != "seeded"
+                copied = self.draft.weights == "copied"
                 cells = compare_trial(
                     "hidden-shape", trial, leaves, answer, self.task, self.session.state_keys, copied=copied
                 )
@@ -269,7 +279,7 @@ class Trials:
         cell = next((cell for cell in self.draft.cells if not cell.passed and cell.rms is not None), None)
         if cell is None or cell.rms is None or self.task.tolerance == "paper":
             return
-        rungs = await self.session.rung_errors(index, cell.name.rpartition(" ")[2])
+        rungs = await self.session.rung_errors(await self._reference(index), cell.name.rpartition(" ")[2])
         name = nearest_rung(cell.rms, rungs)
         if name is not None:
             proof = f"its RMS error {cell.rms:.3g} is that of the reference with {name} products ({rungs[name]:.3g})"
@@ -310,13 +320,15 @@ def compare_trial(
         cells.append(Cell(f"{name} out", passed=False, reason=structure))
     cells += form_cells(name, trial, answer)
     for leaf in trial.native:
-        if leaf.startswith(("state:", "grad:param")) and not copied:
+        if not copied and is_renamed(leaf, leaves, trial.native):
             continue
         cell_name = f"{name} {task.mode} {leaf}"
         if leaf not in leaves:
             cells.append(Cell(cell_name, passed=False, reason="the candidate does not give it"))
             continue
         cells.append(_leaf_cell(cell_name, leaf, leaves, trial, task))
+    if not copied:
+        cells += _renamed(f"{name} {task.mode}", trial, leaves, task)
     cells += [
         Cell(f"{name} {task.mode} {leaf}", passed=False, reason="the call changes its input, the reference's does not")
         for leaf in leaves
@@ -328,6 +340,13 @@ def compare_trial(
         if leaf.removeprefix("state:") in state_keys and copied and leaf not in trial.native
     ]
     return cells
+
+
+def _renamed(prefix: str, trial: Trial, leaves: Mapping[str, torch.Tensor], task: Task) -> list[Cell]:
+    def compare(mine: str, theirs: str) -> Cell:
+        return _leaf_cell(theirs, theirs, {**leaves, theirs: leaves[mine]}, trial, task)
+
+    return renamed_cells(prefix, leaves, trial.native, trial.truth, compare)
 
 
 def form_cells(name: str, trial: Trial, answer: dict[str, Any]) -> list[Cell]:
@@ -346,11 +365,12 @@ def structure_difference(mine: Any, theirs: dict[str, Any]) -> str:
         return f"returns {mine.get('form')} instead of {theirs.get('form')}"
     if mine.get("attributes"):
         return f"returns a tensor that carries attributes ({str(mine['attributes'])[:80]})"
-    if mine.get("subclass"):
+    if mine.get("subclass") or (mine.get("type") == PARAMETER and theirs.get("type") != PARAMETER):
         return f"returns a tensor subclass ({str(mine.get('type'))[:80]})"
     if mine.get("form") in ("dict", "dataclass", "namedtuple") and mine.get("keys") != theirs.get("keys"):
         return f"returns keys {str(mine.get('keys'))[:200]} instead of {theirs.get('keys')}"
-    my_items, their_items = mine.get("items") or [], theirs.get("items") or []
+    listed = mine.get("items")
+    my_items, their_items = listed if isinstance(listed, list) else [], theirs.get("items") or []
     if len(my_items) != len(their_items):
         return f"returns {len(my_items)} values instead of {len(their_items)}"
     for one, other in zip(my_items, their_items, strict=True):

@@ -16,6 +16,7 @@ from drk.gym.graph_cost import operator_cost
 _PEAKS = {"float64": "fp64", "float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 _COPIES = {"copy", "clone", "_to_copy", "contiguous", "fill", "zero", "zeros", "zeros_like", "full", "ones_like"}
 DEFAULT_PEAK_TFLOPS = 60.0
+MALFORMED = (ValueError, TypeError, LookupError, AttributeError, ArithmeticError)
 
 
 def _meta(row: Any) -> TensorMeta:
@@ -29,7 +30,7 @@ def _meta(row: Any) -> TensorMeta:
 def times_us(rows: list[Any], target: str) -> dict[str, float]:
     """Return the roofline time on ``target`` by operator name.
 
-    Rows come from a Runner; malformed ones raise ``ValueError``, ``TypeError`` or ``KeyError``.
+    Rows come from a Runner; malformed ones raise one of :data:`MALFORMED`.
     """
     facts = device_facts(target)
     total: dict[str, float] = {}
@@ -52,7 +53,7 @@ def coverage_estimate(reference_rows: list[Any], candidate_rows: list[Any], targ
     """
     try:
         total, left = times_us(reference_rows, target), times_us(candidate_rows, target)
-    except (ValueError, TypeError, KeyError, IndexError):
+    except MALFORMED:
         return None
     whole = sum(total.values())
     if whole <= 0:

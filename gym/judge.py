@@ -179,6 +179,8 @@ class Evaluation:
             self.draft.weights = _weights(answer)
             if self.draft.weights == "seeded":
                 self.draft.notes.append(_seeded_note(answer))
+            elif self.draft.weights == "copied" and answer.get("unexpected"):
+                self.draft.notes.append(_surplus_note(answer))
             if session.plan is not None:
                 await self.ask(runner, "load", "set_reduction", limits.run_s, plan=session.plan)
 
@@ -218,7 +220,7 @@ class Evaluation:
         message = error["message"]
         if error["file"] and error["file"] != "candidate.py":
             message += f" (in {error['file'].removeprefix('src/')}:{error['line']})"
-        if kind in UNJUDGED_KINDS:
+        if kind in UNJUDGED_KINDS and self.gym.device == "interpret":
             return Stop("error", Failure("host", kind, message, line))
         if kind in COMPILE_KINDS:
             stage = "compile"
@@ -292,6 +294,12 @@ def _weights(answer: dict[str, Any]) -> WeightsHow:
     if how is not None:
         return how
     raise HostError("a Runner gave no way of copying weights")
+
+
+def _surplus_note(answer: dict[str, Any]) -> str:
+    keys = answer["unexpected"] if isinstance(answer["unexpected"], list) else []
+    named = ", ".join(str(key)[:80] for key in keys[:5])
+    return f"state that the reference does not have stays as the constructor made it, whatever the weights: {named}"
 
 
 def _seeded_note(answer: dict[str, Any]) -> str:

@@ -7,11 +7,13 @@ or of a gym server, where anything may stand: what is malformed is left out, and
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import Any
 
 from drk.gym.schema import KernelRow
+
+MAX_ROWS = 1000
+MAX_FIGURE = 1e300  # beyond are infinities, and integers that no float holds
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ def _reference_kernel(row: Any) -> ReferenceKernel | None:
 
 
 def _figure(value: Any) -> float | None:
-    known = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    known = isinstance(value, int | float) and not isinstance(value, bool) and 0 <= value < MAX_FIGURE
     return float(value) if known else None
 
 
@@ -74,9 +76,15 @@ def _text(value: Any) -> str:
     return "".join(char for char in str(value or "")[:400] if char.isprintable())[:200]
 
 
-def merge_kernels(compiled: list[KernelRow], launched: list[Any]) -> list[KernelRow]:
+def kernel_rows(rows: Any) -> list[KernelRow]:
+    """Return the kernel rows that ``rows``, from a Runner, describes; at most :data:`MAX_ROWS`."""
+    found = map(kernel_row, rows[:MAX_ROWS]) if isinstance(rows, list) else []
+    return [row for row in found if row is not None]
+
+
+def merge_kernels(compiled: list[KernelRow], launched: Any) -> list[KernelRow]:
     """Return the compiled rows with launch counts and grids as seen at run time; unknown kernels are appended."""
-    rows = [row for row in map(kernel_row, launched) if row is not None]
+    rows = kernel_rows(launched)
     by_name = {row.name: row for row in rows}
     merged = []
     for row in compiled:
@@ -95,15 +103,17 @@ def kernel_row(row: Any) -> KernelRow | None:
         return value if isinstance(value, int) and not isinstance(value, bool) else None
 
     def number(key: str) -> float | None:
-        value = row.get(key)
-        return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+        return _figure(row.get(key))
 
     grid = row.get("grid")
+    sizes = grid[:3] if isinstance(grid, list) else None
+    if sizes is not None and any(type(size) is not int for size in sizes):
+        sizes = None
     return KernelRow(
         name=str(row.get("name", "?"))[:200],
         owned=bool(row.get("owned", True)),
         launches=whole("launches") or 0,
-        grid=tuple(int(size) for size in grid[:3]) if isinstance(grid, list) else None,
+        grid=tuple(sizes) if sizes is not None else None,
         time_us=number("time_us"),
         share=number("share"),
         num_warps=whole("num_warps"),

@@ -28,7 +28,7 @@ from drk.gym.gpu_lock import GpuLock, GpuTurns
 from drk.gym.gpu_state import doubts, read_state
 from drk.gym.reference import ReferenceSession, fetch
 from drk.gym.runner.sampling import DIGEST
-from drk.gym.runner_handle import RunnerHandle
+from drk.gym.runner_handle import RunnerHandle, figure
 from drk.gym.sandbox import descendants
 from drk.gym.schema import Cell, Failure, Flag, Interval, Speedups
 from drk.gym.settings import Timing
@@ -50,6 +50,8 @@ LONG_WINDOW_MS = 20.0
 MAX_REPEAT = 5000
 STRAIN_LIMIT = 1.5
 SECOND_LOOKS = 4
+SPOT_CHECKS = 2
+"""Rounds whose outputs are compared before the last one's: nobody can tell which, so as to work in those only."""
 CLOCK_PAUSE_S = 0.1
 SETTLE_EVERY = 5
 HURRIED = 1.5
@@ -154,8 +156,8 @@ class Contest:
         await self._add_compiled()
         self.forms["candidate"] = (self.runner, "eager")
         answers = {name: await self._warm(name) for name in self.forms}
-        room = 2**31 // max(*(int(answer["input_bytes"]) for answer in answers.values()), 1)
-        latencies = {name: max(float(answer["latency_s"]), 1e-6) for name, answer in answers.items()}
+        room = 2**31 // max(*(int(min(2**62, figure(answer, "input_bytes"))) for answer in answers.values()), 1)
+        latencies = {name: max(1e-6, figure(answer, "latency_s")) for name, answer in answers.items()}
         least = min(latencies.values())
         for name, latency_s in latencies.items():
             # What begins and ends a window weighs alike on those that are about as fast.
@@ -196,10 +198,14 @@ class Contest:
 
     async def _take_rounds(self, turns: TurnsOnCore) -> None:
         start = time.monotonic()
+        spots = self.owner.random.sample(range(1, self.timing.min_pairs + 1), min(SPOT_CHECKS, self.timing.min_pairs))
         while len(self.times_ms["candidate"]) < self.timing.max_pairs:
             await self._round(turns)
             await self._check_clocks()
             done = len(self.times_ms["candidate"])
+            if done in spots:
+                spots.remove(done)
+                start += await self._check_round(turns)
             if done < self.timing.min_pairs:
                 continue
             limit_s = min(self.timing.max_s, CROWDED_S) if self.owner.turns.waiting else self.timing.max_s
@@ -268,7 +274,7 @@ class Contest:
             start = time.perf_counter()
             answer = await self._ask(name, "go", limit_s, lead=self.lead[name])
             wall_ms = (time.perf_counter() - start) * 1e3
-            event_ms, lead_ms = float(answer["event_ms"]), float(answer["lead_ms"])
+            event_ms, lead_ms = figure(answer, "event_ms"), figure(answer, "lead_ms")
             self.excess_ms[name].append(wall_ms - lead_ms - event_ms)
             if not (lead_ms >= 0.0 and event_ms > 0.0 and agree(lead_ms + event_ms, wall_ms)):
                 self.disagreed[name] += 1
@@ -289,16 +295,32 @@ class Contest:
         """
         last = len(self.window_keys) - 1
         for index in sorted({last, self.owner.random.randrange(last + 1)}):
-            # Where calls change the module's state, the reference has to make those before this one as well.
-            keys = self.window_keys[0 if self.session.stateful else index : index + 1]
-            await self._check_output("timed", index, keys)
+            await self._check_output("timed", index, self._keys_up_to(index))
 
-    async def _check_output(self, where: str, index: int, keys: list[int]) -> None:
-        """Hold output ``index`` of the candidate's last window against the reference's after calls on ``keys``."""
+    async def _check_round(self, turns: TurnsOnCore) -> float:
+        """Compare a random output of the round that was just timed; return how many seconds that took."""
+        start = time.monotonic()
+        index = self.owner.random.randrange(len(self.window_keys))
+        await self._check_output("timed", index, self._keys_up_to(index), turns.turn_of)
+        return time.monotonic() - start
+
+    def _keys_up_to(self, index: int) -> list[int]:
+        # Where calls change the module's state, the reference has to make those before this one as well.
+        return self.window_keys[0 if self.session.stateful else index : index + 1]
+
+    async def _check_output(
+        self, where: str, index: int, keys: list[int], turn_of: Callable[[str], None] = lambda _name: None
+    ) -> None:
+        """Hold output ``index`` of the candidate's last window against the reference's after calls on ``keys``.
+
+        ``turn_of`` lets a contestant run where others are stopped.
+        """
         evaluation, limit_s = self.evaluation, self.evaluation.settings.limits.run_s
         sample = self.session.sample(None)
+        turn_of("candidate")
         answer = await self._ask("candidate", "outputs", limit_s, index=index, sample=sample)
         mine = await fetch(self.runner, answer, evaluation.settings, self.session.compare_on)
+        turn_of("eager")
         await self._ask("eager", "prepare", limit_s, form="eager", keys=keys)
         await self._ask("eager", "go", limit_s)
         answer = await self._ask("eager", "outputs", limit_s, index=len(keys) - 1, sample=sample)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from drk.gym.draft import COMPILE_KINDS, Stop
 from drk.gym.errors import GymError
-from drk.gym.kernels import kernel_row
+from drk.gym.kernels import kernel_rows
 from drk.gym.reference import ReferenceSession, candidate_files, task_meta
 from drk.gym.schema import Failure
 
@@ -59,7 +59,7 @@ class OfflineCompile:
         await runner.call("set_reduction", timeout_s, plan=session.plan)
         ran = await runner.call("run", timeout_s, key=session.keys[0], grad=False, both_passes=trains)
         rows = await runner.call("kernels", timeout_s)
-        return {**ran, "kernels": rows.get("kernels", [])}
+        return {**ran, "kernels": rows.get("kernels")}
 
     async def finish(self) -> None:
         """Wait, and add what was learnt to the verdict.
@@ -79,7 +79,7 @@ class OfflineCompile:
         if fault is not None and fault["kind"] in COMPILE_KINDS:
             line = fault["line"] if fault["file"] in ("", "candidate.py") else None
             raise Stop("failed", Failure("compile", fault["kind"], fault["message"], line))
-        rows = [row for row in map(kernel_row, answer.get("kernels", [])) if row is not None]
+        rows = kernel_rows(answer.get("kernels"))
         if rows:
             draft.reach("compiled")
             draft.kernels = rows

@@ -20,7 +20,7 @@ PROFILE_RUNS = 5
 async def measure_interpreted(evaluation: Evaluation, runner: RunnerHandle) -> None:
     """Without a GPU: note the launches that the interpreter saw beside what offline compilation found."""
     answer = await evaluation.ask(runner, "profile", "kernels", evaluation.settings.limits.run_s)
-    evaluation.draft.kernels = merge_kernels(evaluation.draft.kernels, answer.get("kernels", []))
+    evaluation.draft.kernels = merge_kernels(evaluation.draft.kernels, answer.get("kernels"))
 
 
 async def profile_kernels(evaluation: Evaluation, runner: RunnerHandle) -> None:
@@ -28,8 +28,7 @@ async def profile_kernels(evaluation: Evaluation, runner: RunnerHandle) -> None:
     keys = [secrets.randbits(62) for _ in range(PROFILE_RUNS)]
     with evaluation.draft.stage("profile"):
         answer = await evaluation.ask(runner, "profile", "profile", evaluation.settings.limits.run_s, keys=keys)
-    rows = answer.get("kernels")
-    evaluation.draft.kernels = merge_kernels([], rows if isinstance(rows, list) else [])
+    evaluation.draft.kernels = merge_kernels([], answer.get("kernels"))
     share = answer.get("coverage")
     if isinstance(share, int | float) and 0.0 <= share <= 1.0:
         evaluation.draft.coverage = float(share)

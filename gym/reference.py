@@ -118,7 +118,7 @@ class ReferenceSession:
         self.best_low = 0.0
         self.warm: dict[str, dict[str, Any]] = {}
         self.strain = 0.0
-        self._trials: dict[int, Trial] = {}
+        self._trials: dict[tuple[int, bool], Trial] = {}
         self.untold: list[str] = []
         self.users = 0
         self.operators: list[Any] = []
@@ -176,16 +176,20 @@ class ReferenceSession:
                     await self._ask("set_reduction", limit_s, plan=self.plan)
             return self._hidden
 
-    async def trial(self, index: int) -> Trial:
-        """Return trial ``index``, run at first use.
+    async def trial(self, index: int, *, weights: bool = True) -> Trial:
+        """Return trial ``index``, run at first use; without ``weights`` those stay as they are, whatever the recipe.
 
         Raises:
             TaskError: the reference fails on these inputs, in its own dtype or in float64.
         """
+        key, recipe = recipe_for(index, self.keys)
+        if not weights:
+            recipe = {name: value for name, value in recipe.items() if name != "weights"}
+        which = index, "weights" in recipe
         async with self.lock:
-            if index not in self._trials:
-                self._trials[index] = await self._run_recipe(*recipe_for(index, self.keys), self.sample(index))
-            return self._trials[index]
+            if which not in self._trials:
+                self._trials[which] = await self._run_recipe(key, recipe, self.sample(index))
+            return self._trials[which]
 
     async def settle_keys(self) -> None:
         """Draw the keys again until the inputs can tell wrong outputs, at most :data:`REDRAWS` times.
@@ -245,12 +249,11 @@ class ReferenceSession:
             return self.task.precision
         return "native"
 
-    async def rung_errors(self, index: int, leaf: str) -> dict[str, float]:
+    async def rung_errors(self, trial: Trial, leaf: str) -> dict[str, float]:
         """Return the RMS error of one output leaf with the reference's products on each lower rung.
 
         A rung that changes nothing (no products, or the reference stands there already) is left out.
         """
-        trial = await self.trial(index)
         found: dict[str, float] = {}
         if leaf not in trial.native or not trial.native[leaf].is_floating_point():
             return found

@@ -13,6 +13,7 @@ import os
 import shutil
 import signal
 import socket
+import sys
 import tempfile
 import time
 from pathlib import Path
@@ -275,6 +276,18 @@ async def close_started(started: asyncio.Task[Any]) -> None:
     if started.cancelled() or isinstance(started.exception(), HostError | TaskError | OSError):
         return
     await started.result().close()
+
+
+def figure(answer: dict[str, Any], name: str) -> float:
+    """Return a number that an answer holds; it may be NaN.
+
+    Raises:
+        ProtocolError: there is none of that name.
+    """
+    value = answer.get(name)
+    if type(value) not in (int, float) or abs(value) > sys.float_info.max:
+        raise ProtocolError(f"an answer holds no number {name}")
+    return float(value)
 
 
 def check_answer(answer: dict[str, Any]) -> dict[str, Any] | None:

@@ -36,6 +36,7 @@ from triton.runtime.jit import JITFunction
 from drk.gym.runner.patching import replace_attribute
 
 MAX_MESSAGE_CHARS = 4000
+MAX_CAUSES = 20
 
 # --- Hooks -----------------------------------------------------------------------------------------------------
 
@@ -202,9 +203,10 @@ def describe_error(error: BaseException, files: frozenset[str] = frozenset()) ->
     ``out_of_resources``, ``ptxas``, else the class's name.
     """
     chain = [error]
-    while chain[-1].__cause__ is not None and chain[-1].__cause__ not in chain:
-        chain.append(chain[-1].__cause__)
-    stated = next((e for e in chain if isinstance(getattr(e, "kind", None), str)), None)
+    # By identity, and not for ever: what a cause is and equals may be the author's invention.
+    while (cause := chain[-1].__cause__) is not None and all(cause is not e for e in chain) and len(chain) < MAX_CAUSES:
+        chain.append(cause)
+    stated = next((e for e in chain if _states_kind(e)), None)
     if stated is not None:
         return ErrorFacts(str(stated.kind), str(stated), _traceback_line(chain, files))  # type: ignore[attr-defined]
     for kind, classes in _KINDS:
@@ -217,6 +219,16 @@ def describe_error(error: BaseException, files: frozenset[str] = frozenset()) ->
         return ErrorFacts("compile", str(failed_pass), _traceback_line(chain, files))
     root = next((e for e in reversed(chain) if not isinstance(e, InterpreterError)), chain[-1])
     return ErrorFacts(type(root).__name__, str(root), _traceback_line(chain, files))
+
+
+def _states_kind(error: BaseException) -> bool:
+    """Whether the error is this package's own, raised by its code: who names a limit of ours has not met it."""
+    if not (type(error).__module__.startswith("drk.gym.") and isinstance(getattr(type(error), "kind", None), str)):
+        return False
+    file, trace = __file__, error.__traceback__
+    while trace is not None:
+        file, trace = trace.tb_frame.f_code.co_filename, trace.tb_next
+    return Path(file).is_relative_to(Path(__file__).parent)
 
 
 _KINDS: tuple[tuple[str, Any], ...] = (

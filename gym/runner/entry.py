@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 
+from drk.gym.draft import UNJUDGED_KINDS
 from drk.gym.errors import GymError
 from drk.gym.protocol import Channel
 from drk.gym.runner import interpreter, profile, remap, stub_driver, timing
@@ -93,6 +94,7 @@ def handlers(session: Session) -> dict[str, Callable[[dict[str, Any], list[int]]
         "state_in": session.state_in,
         "run": session.run,
         "held": session.held_outputs,
+        "seen": session.seen,
         "write": session.write,
         "plan_reduction": session.plan_reduction,
         "set_reduction": session.set_reduction,
@@ -152,7 +154,7 @@ def answer_command(
         return {
             "ok": False,
             "error": {
-                "kind": failure.kind,
+                "kind": failure.kind if failure.kind not in UNJUDGED_KINDS else "raised",
                 "message": failure.message[:MAX_MESSAGE],
                 "file": failure.file,
                 "line": failure.line,
@@ -160,7 +162,16 @@ def answer_command(
             },
         }
     except BaseException as error:  # noqa: BLE001 - user code may raise anything, SystemExit included
-        return {"ok": False, "error": describe_exception(error, session.scratch)}
+        return {"ok": False, "error": described(error, session.scratch)}
+
+
+def described(error: BaseException, scratch: Path) -> dict[str, Any]:
+    """Return :func:`describe_exception`, or the class alone where the exception's own code fails while it is asked."""
+    try:
+        return describe_exception(error, scratch)
+    except BaseException:  # noqa: BLE001 - its text, cause or attributes are the author's code
+        message = f"{type(error).__name__}, which cannot be described"
+        return {"kind": "exception", "message": message[:MAX_MESSAGE], "file": "", "line": None}
 
 
 def describe_exception(error: BaseException, scratch: Path) -> dict[str, Any]:

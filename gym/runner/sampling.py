@@ -92,7 +92,9 @@ def digest(flat: torch.Tensor, seed: int) -> torch.Tensor:
 def shape_in(leaves: Mapping[str, torch.Tensor], leaf: str) -> tuple[int, ...]:
     """Return a leaf's whole shape, also where only rows of it are shown."""
     whole = leaves.get(leaf + SHAPE)
-    return tuple(leaves[leaf].shape) if whole is None else tuple(int(size) for size in whole.reshape(-1))
+    if whole is None:
+        return tuple(leaves[leaf].shape)
+    return tuple(whole.reshape(-1).tolist()) if whole.dtype == torch.int64 else ()
 
 
 def is_shown(name: str) -> bool:

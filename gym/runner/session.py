@@ -24,7 +24,6 @@ from typing import Any
 
 import torch
 
-from drk.gym.arena import map_read_only
 from drk.gym.runner import capture as graph_capture
 from drk.gym.runner import execute, loading, structure, transfer, values
 from drk.gym.runner.audit import Audit
@@ -37,6 +36,7 @@ from drk.gym.runner.recipes import apply_recipe
 from drk.gym.runner.sampling import shrink
 from drk.gym.runner.side_streams import SideStreamDelay
 from drk.gym.runner.suppress import ablated, poison_free_memory
+from drk.gym.runner.threads import follow_threads
 from drk.gym.runner.tripwires import Tripwires
 from drk.gym.triton_adapter import watch_launches
 
@@ -68,8 +68,7 @@ class Session:
         self.layout: list[dict[str, Any]] = []
         self.extra: dict[str, Any] = {}
         self.last_inputs: tuple[list[Any], dict[str, Any]] = ([], {})
-        self.held: list[tuple[str, torch.Tensor]] = []
-        self.held_before: list[tuple[str, torch.Tensor]] = []
+        self.held_first: list[tuple[str, torch.Tensor]] | None = None
         self.convolutions: str | None = None
         self.tripwires: Tripwires | None = None
         self.audit: Audit | None = None
@@ -94,6 +93,7 @@ class Session:
                 self.timing_autocast = "bfloat16"
         else:
             self.reference = loading.load_namespace(self.meta, source_root)
+            follow_threads(self.stack)
             self.tripwires = Tripwires()
             self.audit = Audit(self.scratch)
             self.audit.watch()
@@ -142,18 +142,21 @@ class Session:
 
         ``ModelNew.from_reference`` is preferred wherever it is defined: it alone can bring what no state dict holds
         (buffers that are not saved, tensors in attributes). Where its state is the reference's, that is ``copied``.
+        What a candidate's state holds beyond the reference's (a table, a workspace) stays as it was made.
         """
         layout = message["layout"]
-        state = read_state(fds[0], layout, message["bytes"])
+        state = transfer.read_state(fds[0], layout, message["bytes"])
         converts = callable(getattr(type(self.built), "from_reference", None))
         if converts:
             self.adopt(self.convert(state))
         own = {row["name"]: (row["shape"], row["dtype"]) for row in self.state_layout()}
         theirs = {row["name"]: (row["shape"], row["dtype"]) for row in layout}
-        if own == theirs and not (converts and self.differs(state)):
+        fits = (own == theirs and not self.differs(state)) if converts else theirs.items() <= own.items()
+        if fits:
             how = "copied"
             if state and not converts:
-                self.built.load_state_dict({key: value.to(self.device) for key, value in state.items()}, strict=True)
+                brought = {key: value.to(self.device) for key, value in state.items()}
+                self.built.load_state_dict(brought, strict=own.keys() == theirs.keys())
         else:
             how = "converted" if converts else "seeded"
         self.adopt(self.built)
@@ -234,7 +237,8 @@ class Session:
             stack.enter_context(watch_launches(lambda _handle, _name: delay.note()))
             outcome = execute.call(module, snapshot, inputs, options, delay.note)
         small = [(name, tensor) for name, tensor in outcome.held if tensor.numel() <= options.whole]
-        self.held_before, self.held = self.held, small
+        if self.role == "candidate" and self.held_first is None:
+            self.held_first = small
         return {
             **self.offer(outcome.leaves),
             "description": outcome.description,
@@ -244,8 +248,7 @@ class Session:
             "attributes": outcome.attributes[:MAX_ATTRIBUTES],
             "suppressed": sorted(set(suppressed)),
             "launched": census.owned_launches() if options.log_operators else None,
-            "tripped": self.tripwires.tripped() if self.tripwires is not None else [],
-            "attempts": list(self.audit.notes) if self.audit is not None else [],
+            **self.seen(),
             "inputs": [{"path": p, **structure.describe_tensor(t)} for p, t in structure.tensors(inputs)],
             "peak_bytes": self.tidied(),
         }
@@ -276,7 +279,7 @@ class Session:
     def forget_calls(self) -> None:
         """Drop inputs and outputs of earlier calls."""
         self.last_inputs = ([], {})
-        self.held, self.held_before, self.pending = [], [], []
+        self.held_first, self.pending = [], []
 
     def suppress(self, which: bool | str | None, stack: contextlib.ExitStack) -> list[str]:
         """Silence the candidate's kernels (all, or one by name) until ``stack`` closes."""
@@ -286,8 +289,15 @@ class Session:
         return stack.enter_context(ablated(files, which if isinstance(which, str) else None))
 
     def held_outputs(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        """Lay out the tensors that the call before last returned, as they are now; very large ones are not kept."""
-        return self.offer(shrink(self.held_before, message.get("sample")))
+        """Lay out the tensors that the first call returned, as they are now; very large ones are not kept."""
+        return self.offer(shrink(self.held_first or [], message.get("sample")))
+
+    def seen(self, _message: dict[str, Any] | None = None, _fds: list[int] | None = None) -> dict[str, Any]:
+        """Return what tripwires and audit hook have seen until now."""
+        return {
+            "tripped": self.tripwires.tripped() if self.tripwires is not None else [],
+            "attempts": list(self.audit.notes) if self.audit is not None else [],
+        }
 
     def truth_module(self) -> tuple[torch.nn.Module, StateSnapshot]:
         """Return the float64 copy of the module, made at first use."""
@@ -374,20 +384,6 @@ class Session:
         transfer.write_tensors(fds[0] if fds else self.arena_fd, self.pending, self.layout)
         self.pending = []
         return {}
-
-
-def read_state(fd: int, layout: list[dict[str, Any]], size_bytes: int) -> dict[str, torch.Tensor]:
-    """Copy a state out of sealed memory; the Judge made the layout."""
-    if not size_bytes:
-        return {}
-    view = memoryview(map_read_only(fd, size_bytes))
-    state = {}
-    for row in layout:
-        raw = bytearray(view[row["offset"] : row["offset"] + row["bytes"]])
-        dtype = transfer.dtype_of(row["dtype"])
-        flat = torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype)
-        state[row["name"]] = flat.reshape(row["shape"])
-    return state
 
 
 def set_precision(policy: str) -> None:

@@ -1,20 +1,31 @@
 """Tripwires: did user code replace what drk or the user's program relies on, or change global settings?
 
-Identities of some forty callables and the values of global flags are noted before the candidate is imported and looked
-at again after it ran. A change is advice for the Judge (an honest kernel has no reason for one); it is not the defence:
-a candidate that puts everything back is not seen here, and gains nothing from what it did, since time and correctness
-are judged outside its process.
+Before the candidate is imported, identities are noted of some sixty callables of torch, Triton and Python and of every
+function of this package that is loaded, with the values of global flags and what may run beside the call: collector
+callbacks, profile functions, signal handlers, timers, threads. All is looked at again after each correctness call and
+once more after the candidate was timed.
+
+A change is advice for the Judge (an honest kernel has no reason for one); it is not the defence: a candidate that puts
+everything back is not seen here. Time and correctness are judged outside its process.
 """
 
 from __future__ import annotations
 
 import builtins
+import gc
 import importlib
+import signal
+import sys
 import threading
+import time
+import types
 from typing import Any
 
 import torch
+from torch.nn.modules import module as torch_module
 
+THREAD_GRACE_S = 0.05
+_CALLED = ("CPU", "CUDA", "Autograd", "Autocast", "Composite", "ADInplaceOrView", "BackendSelect")
 # fmt: off
 _WATCHED = (
     "torch:allclose", "torch:equal", "torch:isclose", "torch:empty", "torch:empty_like",
@@ -23,11 +34,16 @@ _WATCHED = (
     "torch.cuda:Event.elapsed_time", "torch.cuda:Event.synchronize", "torch.cuda:Stream.synchronize",
     "torch.cuda:CUDAGraph", "torch.testing:assert_close", "torch.nn:Module.__call__",
     "torch.nn:Module.load_state_dict", "torch.nn:Module.state_dict", "torch.nn.functional:linear",
+    "torch.nn:Module.named_parameters", "torch.nn:Module.named_buffers", "torch.nn:Module.named_modules",
+    "torch.nn:Module.parameters", "torch.nn:Module.zero_grad", "torch.nn:Module.train", "torch.nn:Module.__setattr__",
+    "torch:Tensor.mul_", "torch:Tensor.data_ptr", "torch:Tensor.fill_", "torch:Tensor.backward",
+    "triton.runtime.jit:JITFunction.run", "triton.runtime.autotuner:Autotuner.run",
+    "triton.runtime.interpreter:InterpretedFunction.run", "triton.compiler.compiler:CompiledKernel.run",
+    "triton.compiler.compiler:CompiledKernel.launch_metadata",
     "torch:Tensor.cpu", "torch:Tensor.clone", "torch:Tensor.detach", "torch:Tensor.copy_", "torch:Tensor.to",
     "torch:Tensor.__eq__", "torch:Tensor.contiguous", "torch:Tensor.numpy", "torch.autograd:backward",
     "time:perf_counter", "time:time", "time:monotonic", "time:sleep", "json:dumps", "json:loads", "os:pwrite",
-    "os:write", "socket:socket.sendall", "random:random", "triton:jit", "drk.gym.runner.execute:call",
-    "drk.gym.runner.timing:Timer.go", "drk.gym.runner.transfer:write_tensors",
+    "os:write", "socket:socket.sendall", "random:random", "triton:jit",
 )
 # fmt: on
 _BUILTINS = ("open", "print", "isinstance", "getattr", "setattr", "len", "sum", "min", "max", "__import__", "id")
@@ -57,13 +73,54 @@ def _flags() -> dict[str, Any]:
         "gradient mode": torch.is_grad_enabled(),
         "function modes": torch._C._len_torch_function_stack(),
         "dispatch modes": torch._C._len_torch_dispatch_stack(),
+        **_beside(),
     }
+
+
+def _beside() -> dict[str, Any]:
+    """Return what runs besides what is called: callbacks of collector, interpreter, modules and signals."""
+    hooks = [value for name, value in vars(torch_module).items() if name.startswith("_global_") and name.endswith("s")]
+    handlers = [signal.getsignal(number) for number in sorted(signal.valid_signals())]
+    return {
+        "callbacks of the garbage collector": list(gc.callbacks),
+        "profile function": (sys.getprofile(), threading.getprofile()),
+        "trace function": (sys.gettrace(), threading.gettrace()),
+        "hooks of all modules": [len(value) for value in hooks if isinstance(value, dict)],
+        "signal handlers": handlers,
+        "interval timer": signal.getitimer(signal.ITIMER_REAL)[1],
+    }
+
+
+def _own_code() -> dict[str, tuple[Any, Any]]:
+    """Return every function, method and class of this package that is loaded, with its code object."""
+    found: dict[str, tuple[Any, Any]] = {}
+    for name, module in list(sys.modules.items()):
+        if name.startswith("drk.gym.") and isinstance(module, types.ModuleType):
+            for key, value in list(vars(module).items()):
+                if not callable(value):
+                    continue
+                found[f"{name}.{key}"] = (value, getattr(value, "__code__", None))
+                if isinstance(value, type) and value.__module__ == name:
+                    members = vars(value).items()
+                    found |= {f"{name}.{key}.{part}": (one, _code_of(one)) for part, one in members if _code_of(one)}
+    return found
+
+
+def _code_of(member: Any) -> Any:
+    inner = getattr(member, "__func__", getattr(member, "fget", member))
+    return getattr(inner, "__code__", None)
+
+
+def _running_threads() -> int:
+    """Count Python's threads, those that the ``threading`` module does not know included."""
+    return max(threading.active_count(), len(sys._current_frames()))
 
 
 def _overrides() -> set[str]:
     """Return the ATen kernels that Python code has registered with the dispatcher."""
-    known = getattr(torch.library, "_impls", ())
-    return {str(name) for name in known if str(name).startswith("aten")}
+    known = [str(name) for name in getattr(torch.library, "_impls", ())]
+    # Shape rules and rules of transforms (vmap) are torch's own, registered when they are first needed.
+    return {name for name in known if name.startswith("aten/") and name.rpartition("/")[2].startswith(_CALLED)}
 
 
 class Tripwires:
@@ -74,8 +131,9 @@ class Tripwires:
         self._codes = {name: getattr(found, "__code__", None) for name, found in self._names.items()}
         self._builtins = {name: getattr(builtins, name) for name in _BUILTINS}
         self._flags = _flags()
-        self._threads = threading.active_count()
+        self._threads = _running_threads()
         self._overrides = _overrides()
+        self._own = _own_code()
 
     def tripped(self) -> list[str]:
         """Return in words what differs now."""
@@ -94,6 +152,22 @@ class Tripwires:
         ]
         found += [f"{name} was changed" for name, value in _flags().items() if value != self._flags[name]]
         found += [f"the operator {name} was overridden" for name in sorted(_overrides() - self._overrides)[:5]]
-        if threading.active_count() > self._threads:
+        now = _own_code()
+        nothing = (None, None)
+        found += [
+            f"{name} was replaced"
+            for name, (one, code) in self._own.items()
+            if now.get(name, nothing)[0] is not one or now[name][1] is not code
+        ]
+        if self._threads_left():
             found.append("threads were left running")
         return found
+
+    def _threads_left(self) -> bool:
+        # A thread that was joined by a lock of its own may need a moment to end.
+        deadline = time.monotonic() + THREAD_GRACE_S
+        while _running_threads() > self._threads:
+            if time.monotonic() > deadline:
+                return True
+            time.sleep(THREAD_GRACE_S / 10)
+        return False

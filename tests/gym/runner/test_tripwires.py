@@ -14,6 +14,7 @@ import json, os, socket, sys, threading
 from pathlib import Path
 import torch
 from drk.gym.runner.audit import Audit
+from drk.gym.runner import execute, timing
 from drk.gym.runner.tripwires import Tripwires
 wires, audit = Tripwires(), Audit(Path(sys.argv[1]))
 audit.watch()
@@ -44,27 +45,47 @@ def test_honest_work_trips_nothing(run: Run) -> None:
         "open(sys.argv[1] + '/notes.txt', 'w').write('x'); os.environ.get('HOME')\n"
         "import statistics, decimal, sqlite3\n"
         "subprocess.run(['true'], check=True)\n"
+        "torch.func.vmap(lambda row: row @ x)(x)\n"
+        "import _thread; done = _thread.allocate_lock(); done.acquire()\n"
+        "_thread.start_new_thread(done.release, ()); done.acquire()\n"
     )
     assert run(body) == ([], [])
 
 
+TAMPERING = (
+    ("torch.allclose = lambda *a, **k: True", "torch.allclose"),
+    ("torch.cuda.Event.elapsed_time = lambda *a: 0.0", "elapsed_time"),
+    ("import time; time.perf_counter = lambda: 0.0", "perf_counter"),
+    ("torch.set_default_dtype(torch.float64)", "default dtype"),
+    ("torch.backends.cudnn.allow_tf32 = False", "cudnn TF32"),
+    ("execute.call.__code__ = (lambda *a, **k: None).__code__", "execute.call"),
+    ("timing.Timer.outputs = lambda *a: {}", "timing.Timer.outputs"),
+    ("import importlib, drk.gym.runner.sampling as s; importlib.reload(s)", "sampling.shrink"),
+    ("import gc; gc.callbacks.append(lambda *a: None)", "garbage collector"),
+    ("sys.setprofile(lambda *a: None)", "profile function"),
+    ("import signal; signal.signal(signal.SIGALRM, lambda *a: None)", "signal handlers"),
+    ("torch.nn.modules.module.register_module_forward_hook(lambda *a: None)", "hooks of all modules"),
+    ("lib = torch.library.Library('aten', 'IMPL'); lib.impl('relu', lambda x: x, 'CPU')", "operator aten"),
+    ("import builtins; builtins.id = lambda x: 0", "builtins.id"),
+)
+
+
+def test_tampering_trips(run: Run) -> None:
+    tripped, _ = run("\n".join(body for body, _ in TAMPERING))
+    missed = [word for _, word in TAMPERING if not any(word in line for line in tripped)]
+    assert not missed, tripped
+
+
 @pytest.mark.parametrize(
-    ("body", "word"),
+    "body",
     [
-        ("torch.allclose = lambda *a, **k: True", "torch.allclose"),
-        ("torch.cuda.Event.elapsed_time = lambda *a: 0.0", "elapsed_time"),
-        ("import time; time.perf_counter = lambda: 0.0", "perf_counter"),
-        ("import builtins; builtins.len = lambda x: 0", "builtins.len"),
-        ("torch.set_default_dtype(torch.float64)", "default dtype"),
-        ("torch.backends.cudnn.allow_tf32 = False", "cudnn TF32"),
-        ("import drk.gym.runner.execute as e; e.call.__code__ = (lambda *a, **k: None).__code__", "code of"),
-        ("threading.Thread(target=lambda: __import__('time').sleep(3), daemon=True).start()", "threads"),
-        ("lib = torch.library.Library('aten', 'IMPL'); lib.impl('relu', lambda x: x, 'CPU')", "operator aten"),
+        "threading.Thread(target=lambda: __import__('time').sleep(3), daemon=True).start()",
+        "import _thread, time; _thread.start_new_thread(lambda: time.sleep(3), ())",
     ],
 )
-def test_tampering_trips(run: Run, body: str, word: str) -> None:
+def test_threads_that_run_on_trip(run: Run, body: str) -> None:
     tripped, _ = run(body)
-    assert any(word in line for line in tripped), tripped
+    assert tripped == ["threads were left running"]
 
 
 @pytest.mark.parametrize(
