@@ -10,7 +10,7 @@ Left out: operators that promote to the widest operand (ordinary promotion does 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from typing import Any
 
 import torch
@@ -51,13 +51,17 @@ def autocast_everywhere(dtype: torch.dtype) -> Iterator[None]:
         put(before)
 
 
-def write_casts(graph: dict[str, Any], autocast: str) -> dict[str, Any]:
-    """Return the graph's JSON with casts before the operators that autocast (a torch dtype name) changes."""
+def write_casts(graph: dict[str, Any], autocast: str, only: Container[str] | None = None) -> dict[str, Any]:
+    """Return the graph's JSON with casts before the operators that autocast (a torch dtype name) changes.
+
+    ``only`` names the nodes that were written under autocast, where not all were.
+    """
     metas = {item["name"]: item["meta"] for item in graph["placeholders"] if item["meta"]}
+    taken = {item["name"] for item in (*graph["placeholders"], *graph["nodes"])}
     nodes: list[dict[str, Any]] = []
     made: dict[tuple[str, str], str] = {}
     for node in graph["nodes"]:
-        wanted = _wanted(node, autocast)
+        wanted = _wanted(node, autocast) if only is None or node["name"] in only else ""
         if wanted:
             for name in _references([node["args"], node["kwargs"]]):
                 meta = metas.get(name)
@@ -65,6 +69,9 @@ def write_casts(graph: dict[str, Any], autocast: str) -> dict[str, Any]:
                     continue
                 if (name, wanted) not in made:
                     cast = _cast(node, name, meta, wanted)
+                    while cast["name"] in taken:
+                        cast["name"] += "_"
+                    taken.add(cast["name"])
                     made[name, wanted] = cast["name"]
                     nodes.append(cast)
                     metas[cast["name"]] = cast["meta"][0]

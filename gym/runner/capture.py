@@ -25,6 +25,8 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
+from drk.gym.runner.autocast_casts import write_casts
+from drk.gym.runner.plain_graph import AUTOCAST, make_functional, mutates, size_by_values, write_out_blocks
 from drk.gym.runner.unchecked import without_looks
 
 GRAPH_VERSION = 1
@@ -84,10 +86,9 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
                 with warnings.catch_warnings(), hiding, _without_gradients(module), without_looks():
                     warnings.simplefilter("ignore")
                     traced = method()
+                return _to_json(traced, module, args, kwargs)
             except Exception as error:  # noqa: BLE001 - user code and tracers raise anything; the reason is kept
                 attempts[name] = f"{type(error).__name__}: {str(error)[:500]}"
-                continue
-            return _to_json(traced, module, args, kwargs)
     reasons = "; ".join(f"{name}: {reason[:200]}" for name, reason in attempts.items())
     raise CaptureError(f"the module could not be captured as a graph ({reasons})", attempts)
 
@@ -122,8 +123,9 @@ def _without_gradients(module: torch.nn.Module) -> Iterator[None]:
 
 def _by_export(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any], *, strict: bool) -> _Traced:
     program = torch.export.export(module, tuple(args), kwargs, strict=strict)
-    if any(_mutates(node) for node in program.graph.nodes):
-        program = program.run_decompositions({})
+    write_out_blocks(program)
+    if mutates(program.graph) and not make_functional(program.graph):
+        program = _functional(program)
     signature = program.graph_signature
     parameters = dict(signature.inputs_to_parameters)
     buffers = dict(signature.inputs_to_buffers)
@@ -157,12 +159,11 @@ def _by_export(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, A
     )
 
 
-def _mutates(node: fx.Node) -> bool:
-    if not isinstance(node.target, torch._ops.OpOverload):
-        return False
-    if node.target._schema.is_mutable and node.target.overloadpacket.__name__ != "detach_":
-        return True
-    return node.target.overloadpacket.__name__ in {"batch_norm", "instance_norm"} and True in node.args[5:6]
+def _functional(program: torch.export.ExportedProgram) -> torch.export.ExportedProgram:
+    if any(node.meta.get(AUTOCAST) for node in program.graph.nodes):
+        raise CaptureError("the module changes tensors in place and computes under autocast")
+    decomposed: torch.export.ExportedProgram = program.run_decompositions({})
+    return decomposed
 
 
 def _by_make_fx(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> _Traced:
@@ -190,8 +191,10 @@ def _by_make_fx(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, 
 
     tensors = [*(state[key].detach() for key in keys), *(flat_inputs[index] for index in where)]
     traced = make_fx(flat_call, tracing_mode="real", pre_dispatch=True)(*tensors)
-    if any(_mutates(node) for node in traced.graph.nodes):
+    if mutates(traced.graph):
         raise CaptureError("the module changes tensors in place, which tracing does not make functional")
+    if any(size_by_values(node) for node in traced.graph.nodes):
+        raise CaptureError("sizes of tensors depend on values")
     names = [node for node in traced.graph.nodes if node.op == "placeholder"]
     parameters = {key for key, _ in module.named_parameters()}
     placeholders: list[dict[str, Any]] = [
@@ -216,7 +219,7 @@ def _by_make_fx(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, 
 
 def _to_json(traced: _Traced, module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     outputs = pytree.tree_unflatten([_encode(item) for item in traced.output_nodes], traced.out_spec)
-    return {
+    graph = {
         "version": GRAPH_VERSION,
         "method": traced.method,
         "training": module.training,
@@ -228,6 +231,12 @@ def _to_json(traced: _Traced, module: torch.nn.Module, args: Sequence[Any], kwar
         "mutations": traced.mutations,
         "notes": traced.notes,
     }
+    blocks: dict[str, set[str]] = {}
+    for node in traced.graph.nodes:
+        blocks.setdefault(node.meta.get(AUTOCAST) or "", set()).add(node.name)
+    for autocast in sorted(set(blocks) - {""}):
+        graph = write_casts(graph, autocast, blocks[autocast])
+    return graph
 
 
 def _node(node: fx.Node) -> dict[str, Any]:
