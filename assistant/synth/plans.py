@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from typing import Generic, TypeVar
 
 from drk.assistant.synth.algebra import thin_products
+from drk.assistant.synth.assignments import without_assignments
 from drk.assistant.synth.cat_order import flat_cats, pieces_for_each
 from drk.assistant.synth.grouped_heads import with_shared_heads
 from drk.assistant.synth.layouts import channels_last as in_channels_last
@@ -43,7 +44,8 @@ class Plan:
 
 def plan_graph(graph: Graph, rules: Rules, *, channels_last: bool = False) -> Plan:
     """Return ``graph`` rewritten and planned under ``rules``; convolutions in channels-last layout where asked for."""
-    thin = thin_products(with_written_attention(graph) if rules.written_attention else graph)
+    assigned = without_assignments(graph)
+    thin = thin_products(with_written_attention(assigned) if rules.written_attention else assigned)
     images = rows_as_images(thin) if channels_last else thin
     rewritten = rewrite(without_conv_bias(images), by_channel=True, channels_last=channels_last)
     rewritten = with_shared_heads(rewritten)
@@ -56,7 +58,7 @@ def plan_graph(graph: Graph, rules: Rules, *, channels_last: bool = False) -> Pl
     rewritten, regions = planned_with_recomputing(rewritten, rules)
     if rules.pointwise and rules.views:
         regions = with_views(rewritten, regions, rules.excluded)
-    return Plan(rewritten, tuple(regions), len(thin.nodes) > len(graph.nodes) and not rules.written_attention)
+    return Plan(rewritten, tuple(regions), len(thin.nodes) > len(assigned.nodes) and not rules.written_attention)
 
 
 @dataclass

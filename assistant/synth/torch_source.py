@@ -11,6 +11,7 @@ Left out: operators with out-variants or random state beyond what ``torch.ops`` 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -60,6 +61,7 @@ _NOT_PINNED = ("pin_memory", False)
 _END = str(2**63 - 1)
 """How a graph writes that a slice goes to the end."""
 _PLAIN_OVERLOADS = frozenset({"default", "Tensor", "int", "Scalar", "dim_IntList", "dim", "Dimname", "using_ints"})
+_NUMBER = re.compile(r"-?\d.*|True|False", re.ASCII)
 _KEYWORD_ONLY: Mapping[str, tuple[str, ...]] = {
     "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
 }
@@ -102,7 +104,16 @@ def torch_call(
         # The captured strides may not be those of the emitted module, where layouts differ.
         name = "reshape" if node.bare_op == "view" else node.bare_op
         return f"{args[0]}.{name}({', '.join([*args[1:], *keywords])})"
+    args = [_as_tensor(arg, text, metas, device) for arg, text in zip(node.args, args, strict=True)]
     return f"torch.ops.{node.op}({', '.join([*args, *keywords])})"
+
+
+def _as_tensor(value: Any, text: str, metas: Mapping[str, TensorMeta], device: str) -> str:
+    """``text``, or a tensor of the number that it is: an overload of ``torch.ops`` takes nothing else in its place."""
+    meta = metas.get(value.name) if isinstance(value, Ref) else None
+    if meta is None or meta.shape or not _NUMBER.fullmatch(text):
+        return text
+    return f"torch.full((), {text}, dtype=torch.{meta.dtype}, device={device})"
 
 
 def _slice(node: Node, args: list[str]) -> str:

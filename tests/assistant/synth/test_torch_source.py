@@ -35,6 +35,15 @@ def test_devices_and_constants():
     assert text == 'torch.full([2, 3], float("-inf"), dtype=torch.float32, device=x.device)'
 
 
+def test_numbers_are_tensors_where_nothing_else_is_taken():
+    metas = {"x": TensorMeta((3,), "float32", (1,)), "one": TensorMeta((), "float32", ())}
+    node = Node("n", "aten.fill.Tensor", (Ref("x"), Ref("one")), {}, (metas["x"],))
+    text = torch_call(node, {"x": "x", "one": "1.0"}, metas, "x.device")
+    assert text == "torch.ops.aten.fill.Tensor(x, torch.full((), 1.0, dtype=torch.float32, device=x.device))"
+    node = Node("n", "aten.add.Tensor", (Ref("x"), Ref("one")), {}, (metas["x"],))
+    assert torch_call(node, {"x": "x", "one": "1.0"}, metas, "x.device") == "x.add(1.0)"
+
+
 def test_sizes_follow_the_input():
     view = "aten.view.default"
     split = call(view, Ref("x"), (4, 8, 2, 16), before=(4, 8, 32), shape=(4, 8, 2, 16))
