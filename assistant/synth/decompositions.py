@@ -20,6 +20,7 @@ from drk.assistant.synth.distance_rules import DISTANCE_RULES
 from drk.assistant.synth.draft import Draft, contiguous_meta, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.loss_rules import LOSS_RULES
+from drk.assistant.synth.orders import ORDER_RULES
 from drk.assistant.synth.pointwise_rules import POINTWISE_RULES
 from drk.assistant.synth.reduction_rules import REDUCTION_RULES, reducible
 from drk.assistant.synth.row_totals import TOTAL_RULES
@@ -333,5 +334,6 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     **CLASS_RULES,
     **DISTANCE_RULES,
     **SCATTER_RULES,
+    **ORDER_RULES,
     **CELL_RULES,
 }

@@ -95,6 +95,12 @@ def align(
     return Operand(value, meta, tuple(varies), tuple(axes), strided, fixed, order)
 
 
+def unaligned(value: str, meta: TensorMeta, *, fixed: bool = False) -> Operand:
+    """A tensor as it is, for kernels that follow no region's dimensions."""
+    rank = len(meta.shape)
+    return Operand(value, meta, (True,) * rank, tuple(range(-rank, 0)), False, fixed, memory_order(meta))
+
+
 @dataclass(frozen=True)
 class Group:
     """Folded neighbouring dimensions. ``index`` and ``size`` are the names that the kernel uses."""

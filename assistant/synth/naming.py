@@ -33,6 +33,7 @@ _RESERVED = {
     "piece_tiles", "first_tile", "starts", "ends", "seen", "combine_m",
     "program", "n_programs", "n_blocks", "ctx",
     "position", "channel", "channels", "n_positions", "group", "channel_mask", "sums", "zeros", "taken", "valid", "row",
+    "n_windows", "n_across", "n_images", "n_channels", "n_places", "largest", "programs", "block_c", "block_p",
     "block", "tile_m", "tile_n", "left", "left_ptrs", "left_rows", "right_cols", "config",
 }  # fmt: skip
 

@@ -8,6 +8,7 @@ Left out: costs. Merging is greedy in graph order; which rules pay is for the se
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -17,6 +18,10 @@ from drk.assistant.synth.banded_region import build_banded_region
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.gather_region import build_gather_region
 from drk.assistant.synth.gathers import gather_of
+from drk.assistant.synth.grid_sampling import build_grid_region, grid_sample_of
+from drk.assistant.synth.ordering import build_order_region
+from drk.assistant.synth.orders import order_of
+from drk.assistant.synth.patches import build_patch_region, patches_of
 from drk.assistant.synth.pixel_region import build_pixel_region, pixel_product
 from drk.assistant.synth.pooling_region import build_pooling_region
 from drk.assistant.synth.ragged import build_bag_region
@@ -27,7 +32,7 @@ from drk.assistant.synth.scan_region import build_scan_region, is_flip, is_scan
 from drk.assistant.synth.scatter_region import build_scatter_region
 from drk.assistant.synth.scatters import scatter_of
 from drk.assistant.synth.windows import window_of
-from drk.gym.graph import Graph, Node
+from drk.gym.graph import Graph, Node, TensorMeta
 
 
 def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
@@ -42,13 +47,26 @@ def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
         return build_banded_region(nodes, facts, rules)
     if any(is_scan(node, facts.metas) for node in nodes):
         return build_scan_region(nodes, facts)
-    if any(bags_of(node, facts.metas) is not None for node in nodes):
-        return build_bag_region(nodes, facts)
+    for read, build_alone in _ALONE:
+        if any(read(node, facts.metas) is not None for node in nodes):
+            return build_alone(nodes, facts)
     if any(scatter_of(node, facts.metas) is not None for node in nodes):
         return build_scatter_region(nodes, facts, rules)
     if any(gather_of(node, facts.metas) is not None for node in nodes):
         return build_gather_region(nodes, facts)
     return build_region(nodes, facts, rules)
+
+
+_Read = Callable[[Node, Mapping[str, TensorMeta]], object]
+_Build = Callable[[list[Node], Facts], Region | None]
+_ALONE: Sequence[tuple[_Read, _Build]] = (
+    (order_of, build_order_region),
+    (bags_of, build_bag_region),
+    (patches_of, build_patch_region),
+    (grid_sample_of, build_grid_region),
+)
+"""Operators that kernels compute without neighbours: how they are read, and their regions."""
+_OTHERS: Sequence[_Read] = (gather_of, scatter_of, *(read for read, _ in _ALONE))
 
 
 @dataclass
@@ -130,7 +148,7 @@ class _Planner:
             return self.rules.matmul
         if is_scan(node, self.facts.metas):
             return self.rules.row
-        if any(read(node, self.facts.metas) is not None for read in (gather_of, scatter_of, bags_of)):
+        if any(read(node, self.facts.metas) is not None for read in _OTHERS):
             return self.rules.gather
         if node.bare_op == "contiguous" and set(node.inputs()) <= self.facts.fixed:
             return False  # a parameter is kept in that layout

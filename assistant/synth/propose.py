@@ -26,11 +26,14 @@ from drk.assistant.synth.depthwise import write_depthwise
 from drk.assistant.synth.gathers import made_values
 from drk.assistant.synth.graphed import NOTE, why_not_graphed
 from drk.assistant.synth.graphed_choice import starting_us, with_graphs, without_docstring
+from drk.assistant.synth.grid_sampling import write_grid_sample
 from drk.assistant.synth.layouts import LARGE, adds_large_bias
 from drk.assistant.synth.mapped import write_mapped
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
+from drk.assistant.synth.ordering import write_order
+from drk.assistant.synth.patches import write_patches
 from drk.assistant.synth.plans import Memo
 from drk.assistant.synth.pointwise import write_pointwise
 from drk.assistant.synth.pooling import write_pooling
@@ -209,6 +212,9 @@ _WRITERS = {
     "scan": write_scan,
     "scatter": write_scatter,
     "bags": write_bags,
+    "order": write_order,
+    "patches": write_patches,
+    "grid": write_grid_sample,
     "sums": write_sums,
 }
 

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 from drk.assistant.synth.bags import MAX, MEAN, Bags, bags_of
 from drk.assistant.synth.body import KernelText
-from drk.assistant.synth.domain import Operand, memory_order
+from drk.assistant.synth.domain import unaligned
 from drk.assistant.synth.gathers import OUTSIDE
 from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, operand_layout_lines
 from drk.assistant.synth.pointwise import Block
@@ -32,14 +32,9 @@ def build_bag_region(nodes: list[Node], facts: Facts) -> Region | None:
     if bags is None:
         return None
     read = [name for name in (bags.table, bags.ids, bags.offsets, bags.weights) if name is not None]
-    inputs = tuple(_operand(name, facts.metas[name], fixed=name in facts.fixed) for name in dict.fromkeys(read))
-    result = _operand(nodes[0].name, nodes[0].meta)
+    inputs = tuple(unaligned(name, facts.metas[name], fixed=name in facts.fixed) for name in dict.fromkeys(read))
+    result = unaligned(nodes[0].name, nodes[0].meta)
     return Region("bags", tuple(nodes), nodes[0].meta.shape, 1, inputs, (result,))
-
-
-def _operand(name: str, meta: TensorMeta, *, fixed: bool = False) -> Operand:
-    rank = len(meta.shape)
-    return Operand(name, meta, (True,) * rank, tuple(range(-rank, 0)), False, fixed, memory_order(meta))
 
 
 def write_bags(

@@ -76,6 +76,29 @@ def entropy_term(x):
     """-x log(x), 0 at 0, -inf for x < 0."""
     return tl.where(x < 0.0, float("-inf"), tl.where(x == 0.0, 0.0, -x * tl.log(x)))
 ''',
+    "mirrored": '''
+@triton.jit
+def mirrored(x, low, span):
+    """x led back to between low and low + span, as by mirrors at both ends; 0 where there is nothing between."""
+    far = tl.abs(x - low)
+    turns = tl.floor(far / span)
+    rest = far - turns * span
+    back = tl.where(tl.floor(turns * 0.5) * 2.0 == turns, rest, span - rest) + low
+    return tl.where(span == 0.0, 0.0, back)
+''',
+    "ordered_bits": '''
+@triton.jit
+def ordered_bits(x):
+    """The bits of x as an integer that sorts as x does: zeros of both signs are equal, NaN is above all else."""
+    bits = (x + 0.0).to(tl.int32, bitcast=True)
+    return tl.where(x != x, 2147483647, bits ^ ((bits >> 31) & 2147483647))
+''',
+    "from_ordered_bits": '''
+@triton.jit
+def from_ordered_bits(bits):
+    """The number whose ordered_bits these are."""
+    return (bits ^ ((bits >> 31) & 2147483647)).to(tl.float32, bitcast=True)
+''',
     "log2_add_exp2": '''
 @triton.jit
 def log2_add_exp2(a, b):

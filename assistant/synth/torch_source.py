@@ -62,6 +62,8 @@ _END = str(2**63 - 1)
 """How a graph writes that a slice goes to the end."""
 _PLAIN_OVERLOADS = frozenset({"default", "Tensor", "int", "Scalar", "dim_IntList", "dim", "Dimname", "using_ints"})
 _NUMBER = re.compile(r"-?\d.*|True|False", re.ASCII)
+_RESULTS = ("values", "indices")
+"""Overloads that stand for one result of an operator with two."""
 _KEYWORD_ONLY: Mapping[str, tuple[str, ...]] = {
     "scaled_dot_product_attention": ("query", "key", "value", "attn_mask", "dropout_p", "is_causal"),
 }
@@ -92,11 +94,8 @@ def torch_call(
     if node.op == "aten.slice.Tensor" and len(args) > 1:
         return _slice(node, args)
     overload = node.op.split(".")[-1]
-    if node.op in {"aten.cummax.values", "aten.cummin.values"}:  # torch has them with indices only
-        return f"torch.{node.bare_op}({', '.join(args)})[0]"
-    if overload == "values":  # likewise
-        overload = "padding_idx" if node.bare_op == "embedding_bag" else "default"
-        return f"torch.ops.aten.{node.bare_op}.{overload}({', '.join([*args, *keywords])})[0]"
+    if overload in _RESULTS:
+        return _one_result(node, args, keywords)
     method = node.bare_op in _METHODS and overload in _PLAIN_OVERLOADS and isinstance(node.args[0], Ref)
     if node.op in _FUNCTIONS:
         return f"{_FUNCTIONS[node.op]}({', '.join([*args, *keywords])})"
@@ -114,6 +113,20 @@ def _as_tensor(value: Any, text: str, metas: Mapping[str, TensorMeta], device: s
     if meta is None or meta.shape or not _NUMBER.fullmatch(text):
         return text
     return f"torch.full((), {text}, dtype=torch.{meta.dtype}, device={device})"
+
+
+def _one_result(node: Node, args: list[str], keywords: list[str]) -> str:
+    """Operators that torch has with all their results only."""
+    name, result = node.bare_op, _RESULTS.index(node.op.split(".")[-1])
+    if name in {"topk", "sort"}:
+        source, count, largest = args
+        inner = f"{count}, " if name == "topk" else ""
+        options = f"largest={largest}" if name == "topk" else f"descending={largest}, stable=True"
+        return f"torch.{name}({source}, {inner}dim=-1, {options})[{result}]"
+    if name in {"cummax", "cummin"}:
+        return f"torch.{name}({', '.join(args)})[{result}]"
+    overload = "padding_idx" if name == "embedding_bag" else "default"
+    return f"torch.ops.aten.{name}.{overload}({', '.join([*args, *keywords])})[{result}]"
 
 
 def _slice(node: Node, args: list[str]) -> str:
