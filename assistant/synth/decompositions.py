@@ -17,7 +17,7 @@ from drk.assistant.synth.channel_norms import by_channel, group_norm_by_channel,
 from drk.assistant.synth.class_rules import CLASS_RULES
 from drk.assistant.synth.contraction_rules import CONTRACTION_RULES
 from drk.assistant.synth.distance_rules import DISTANCE_RULES
-from drk.assistant.synth.draft import Draft, contiguous_meta, plain_name
+from drk.assistant.synth.draft import Draft, contiguous_meta, fresh_name, plain_name
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.loss_rules import LOSS_RULES
 from drk.assistant.synth.orders import ORDER_RULES
@@ -73,12 +73,24 @@ def _glu(node: Node, draft: Draft) -> Ref | None:
     x = node.args[0]
     meta = draft.metas[x.name]
     dim = (node.args[1] if len(node.args) > 1 else -1) % len(meta.shape)
-    half = meta.shape[dim] // 2
     if meta.dtype not in _FUSED:
         return None
-    value = draft.emit(node, "value", "slice.Tensor", x, dim, 0, half)
-    gate = draft.emit(node, "gate", "slice.Tensor", x, dim, half, 2 * half)
+    value, gate = _halves(node, draft, x, dim)
     return draft.emit(node, "gated", "mul.Tensor", value, draft.emit(node, "opened", "sigmoid.default", gate))
+
+
+def _halves(node: Node, draft: Draft, x: Ref, dim: int) -> tuple[Ref, Ref]:
+    """``x`` in two along ``dim``, whatever its size will be; as slices where gradients are wanted."""
+    meta = draft.metas[x.name]
+    size = meta.shape[dim] // 2
+    if not draft.by_channel:
+        first = draft.emit(node, "value", "slice.Tensor", x, dim, 0, size)
+        return first, draft.emit(node, "gate", "slice.Tensor", x, dim, size, 2 * size)
+    half = replace(meta, shape=node.meta.shape)
+    name = fresh_name("halves", draft.taken)
+    draft.nodes.append(replace(node, name=name, op="aten.chunk.default", args=(x, 2, dim), metas=(half, half)))
+    parts = [replace(node, op="getitem", args=(Ref(name), place), kwargs={}, metas=(half,)) for place in range(2)]
+    return draft.append(parts[0], "value"), draft.append(parts[1], "gate")
 
 
 def _layer_norm(node: Node, draft: Draft) -> Ref | None:

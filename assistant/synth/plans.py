@@ -17,6 +17,7 @@ from typing import Generic, TypeVar
 from drk.assistant.synth.algebra import thin_products
 from drk.assistant.synth.assignments import without_assignments
 from drk.assistant.synth.cat_order import flat_cats, pieces_for_each
+from drk.assistant.synth.equal_parts import in_equal_parts
 from drk.assistant.synth.grouped_heads import with_shared_heads
 from drk.assistant.synth.layouts import channels_last as in_channels_last
 from drk.assistant.synth.layouts import without_conv_bias
@@ -44,7 +45,7 @@ class Plan:
 
 def plan_graph(graph: Graph, rules: Rules, *, channels_last: bool = False) -> Plan:
     """Return ``graph`` rewritten and planned under ``rules``; convolutions in channels-last layout where asked for."""
-    assigned = without_assignments(graph)
+    assigned = in_equal_parts(without_assignments(graph))
     thin = thin_products(with_written_attention(assigned) if rules.written_attention else assigned)
     images = rows_as_images(thin) if channels_last else thin
     rewritten = rewrite(without_conv_bias(images), by_channel=True, channels_last=channels_last)
