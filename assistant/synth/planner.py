@@ -19,6 +19,7 @@ from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.gather_region import build_gather_region
 from drk.assistant.synth.gathers import gather_of
 from drk.assistant.synth.grid_sampling import build_grid_region, grid_sample_of
+from drk.assistant.synth.ordered_sums import build_ordered_region, is_segment_sum
 from drk.assistant.synth.ordering import build_order_region
 from drk.assistant.synth.orders import order_of
 from drk.assistant.synth.patches import build_patch_region, patches_of
@@ -51,7 +52,8 @@ def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
         if any(read(node, facts.metas) is not None for node in nodes):
             return build_alone(nodes, facts)
     if any(scatter_of(node, facts.metas) is not None for node in nodes):
-        return build_scatter_region(nodes, facts, rules)
+        ordered = not rules.atomics and any(is_segment_sum(scatter_of(node, facts.metas)) for node in nodes)
+        return build_ordered_region(nodes, facts) if ordered else build_scatter_region(nodes, facts, rules)
     if any(gather_of(node, facts.metas) is not None for node in nodes):
         return build_gather_region(nodes, facts)
     return build_region(nodes, facts, rules)

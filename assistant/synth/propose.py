@@ -32,6 +32,7 @@ from drk.assistant.synth.mapped import write_mapped
 from drk.assistant.synth.matmul import write_matmul
 from drk.assistant.synth.module_writer import Step, UnsupportedGraph, write_module
 from drk.assistant.synth.naming import NameTable, kernel_words, value_names
+from drk.assistant.synth.ordered_sums import write_ordered
 from drk.assistant.synth.ordering import write_order
 from drk.assistant.synth.patches import write_patches
 from drk.assistant.synth.plans import Memo
@@ -213,6 +214,7 @@ _WRITERS = {
     "scatter": write_scatter,
     "bags": write_bags,
     "order": write_order,
+    "ordered": write_ordered,
     "patches": write_patches,
     "grid": write_grid_sample,
     "sums": write_sums,

@@ -127,6 +127,8 @@ class Rules:
     depthwise: bool = True
     pointwise: bool = True
     gather: bool = True
+    atomics: bool = True
+    """Rows of floating-point numbers are added up by atomic operations, in no fixed order."""
     pixels: bool = False
     """Convolutions with windows of one element as products with their epilogue."""
     views: bool = True

@@ -132,6 +132,8 @@ _READ = {
     "scatter_reduce": _scatter_reduce,
     "index_put": _index_put,
 }
+ADDING = frozenset(_READ)
+"""Operators that may be read so."""
 
 
 # --- Rewrites ------------------------------------------------------------------------------------------------

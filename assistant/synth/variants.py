@@ -18,6 +18,7 @@ from drk.assistant.synth.pixel_region import sees_one_pixel
 from drk.assistant.synth.pointwise import BLOCKS, Block
 from drk.assistant.synth.regions import Rules, product_of
 from drk.assistant.synth.rewrites import rewrite
+from drk.assistant.synth.scatters import ADDING
 from drk.assistant.synth.windows import window_of
 from drk.assistant.synth.written_attention import is_library_attention
 from drk.gym.graph import Graph, Node
@@ -38,6 +39,9 @@ class Variant:
 def variants(graph: Graph) -> list[Variant]:
     """All variants of a graph, most promising first; several may come to the same code."""
     found = _variants(graph)
+    if any(node.bare_op in ADDING for node in graph.nodes):
+        rules = replace(found[0].rules, atomics=False)
+        found.insert(1, replace(found[0], rules=rules, note=f"{found[0].note}; sums in the order of sorted integers"))
     attention = [node for node in graph.nodes if is_library_attention(node)]
     if not attention:
         return found

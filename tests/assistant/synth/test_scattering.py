@@ -87,6 +87,18 @@ def test_narrow_types_are_summed_in_float32(check, dtype):
     check(segment_sum(4, 12), torch.randn(40, 12).to(dtype), targets_of(40, 4), factor=1.0)
 
 
+def test_sums_in_a_fixed_order_are_a_variant(check, graph_of):
+    def forward(_, base, x, i):
+        return base.index_add(0, i, x, alpha=0.5), base.index_put((i - 7,), x * 2, accumulate=True)
+
+    args = [torch.randn(7, 3, 5), torch.randn(90, 3, 5), targets_of(90, 7)]
+    found = [item for item in variants(graph_of(Function(forward), *args)) if not item.rules.atomics]
+    compiled = check(Function(forward), *args, variant=found[0], calls=[[args[0], args[1][:0], args[2][:0]]])
+    assert [region.kind for region in compiled.regions].count("ordered") == 2
+    assert NOTE not in compiled.note
+    check(segment_sum(5, 12), torch.randn(40, 12).half(), targets_of(40, 4), variant=found[0])
+
+
 def test_a_base_that_something_else_reads_is_kept(interpreter, graph_of):
     module = Function(lambda _, base, x, i: (base.index_add(0, i, x), base * 2))
     args = [torch.randn(5, 4), torch.randn(9, 4), targets_of(9, 5)]
