@@ -53,6 +53,8 @@ _SIZE_POSITIONS: Mapping[str, tuple[int, ...]] = {
     "arange": (0, 1),
     "eye": (0, 1),
     "triu_indices": (0, 1),
+    "repeat": (1,),
+    "tile": (1,),
     "slice": (2, 3),
 }
 """Which arguments of operators that make, expand or cut tensors are sizes."""
@@ -82,7 +84,7 @@ def torch_call(
     if node.op == CUT:
         cuts = [sizes.text(size, names) for size in node.meta.shape]
         return f"{names[node.args[0].name]}[{', '.join(f':{cut}' if cut else ':' for cut in cuts)}]"
-    args = [_text(arg, names, device) for arg in _sized(node, _dynamic(node, names, metas), names, sizes)]
+    args = [_text(arg, names, device) for arg in _sized(node, _dynamic(node, names, metas, sizes), names, sizes)]
     if node.bare_op == "batch_norm":
         x, weight, bias, mean, variance, training, momentum, eps = args[:8]
         return f"F.batch_norm({', '.join((x, mean, variance, weight, bias, training, momentum, eps))})"
@@ -175,7 +177,9 @@ def _as_sizes(value: Any, names: Mapping[str, str], sizes: SizeConstants) -> Any
     return value if text is None else _Code(text)
 
 
-def _dynamic(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorMeta]) -> tuple[Any, ...]:
+def _dynamic(
+    node: Node, names: Mapping[str, str], metas: Mapping[str, TensorMeta], given: SizeConstants
+) -> tuple[Any, ...]:
     """The node's arguments with sizes expressed through the input's shape where they match."""
     if node.bare_op not in {"view", "reshape", "expand", "_unsafe_view"} or not isinstance(node.args[0], Ref):
         return node.args
@@ -185,34 +189,44 @@ def _dynamic(node: Node, names: Mapping[str, str], metas: Mapping[str, TensorMet
     before, after = metas[source].shape, node.meta.shape
     if names[source].startswith("self.") and node.bare_op != "expand":
         return (node.args[0], after, *node.args[2:])  # a weight: its sizes are declared
-    sizes = node.args[1] if node.bare_op == "expand" else _reshaped(before, after, names[source])
+    if node.bare_op == "expand":
+        return node.args
+    sizes = _reshaped(before, after, names[source])
+    if sizes[:1] == (-1,):  # what was put together is taken apart: into a size of an input perhaps
+        sizes = tuple(_as_sizes(item, names, given) if type(item) is int and item > 0 else item for item in sizes)
     return (node.args[0], sizes, *node.args[2:])
 
 
 def _reshaped(before: tuple[int, ...], after: tuple[int, ...], name: str) -> tuple[Any, ...]:
-    """Match dimensions from both ends; equal ones and products of several become expressions of ``name.shape``."""
+    """Match dimensions from both ends; equal ones and products of several become expressions of ``name.shape``.
+
+    Where several dimensions become others in between, the first of those is left open: ``(batch, features)`` that
+    become ``(batch * heads, width)`` have more rows where there are more in the batch, not wider heads.
+    """
     result: list[Any] = list(after)
     source = target = 0
     for target, size in enumerate(after):
+        while source < len(before) and before[source] == 1 and size != 1:
+            source += 1
         if source >= len(before):
             break
-        if before[source] == size:
-            result[target] = _Code(f"{name}.shape[{source}]")
-            source += 1
-            continue
         width = _merged(before, source, size)
-        if width:
-            factors = [f"{name}.shape[{axis}]" for axis in range(source, source + width)]
-            result[target] = _Code(" * ".join(factors))
-            source += width
+        if size == 1 and not width:
             continue
-        if target == 0 and size and before[0] % size == 0:
-            result[0] = -1
-        break
-    for back in range(1, min(len(before) - source, len(after) - target) + 1):
-        if isinstance(result[-back], _Code) or result[-back] == -1 or before[-back] != after[-back]:
+        if not width:
+            break
+        result[target] = _Code(" * ".join(f"{name}.shape[{axis}]" for axis in range(source, source + width)))
+        source += width
+    back = 1
+    while back <= min(len(before) - source, len(after) - target) and before[-back] == after[-back]:
+        if isinstance(result[-back], _Code):
             break
         result[-back] = _Code(f"{name}.shape[{len(before) - back}]")
+        back += 1
+    between = [size for size in before[source : len(before) - back + 1] if size != 1]
+    opened = all(item == 1 for item in result[:target]) or len(between) > 1
+    if between and opened and not isinstance(result[target], _Code) and 0 not in after:
+        result[target] = -1
     return tuple(result)
 
 

@@ -1,5 +1,8 @@
 """Torch code for operators that no kernel takes."""
 
+import pytest
+import torch
+
 from drk.assistant.synth.torch_source import torch_call
 from drk.gym.graph import Node, Ref, Symbol, TensorMeta
 
@@ -53,3 +56,33 @@ def test_sizes_follow_the_input():
         == "x.reshape([x.shape[0] * x.shape[1], x.shape[2]])"
     )
     assert call(view, Ref("x"), (4, 8, 7), before=(32, 7), shape=(4, 8, 7)) == "x.reshape([-1, 8, x.shape[1]])"
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "text"),
+    [
+        ((5, 3, 32), (5, 6, 16), "x.shape[0], -1, 16"),  # a batch with heads
+        ((3, 4, 6, 6), (1, 12, 6, 6), "1, x.shape[0] * x.shape[1], x.shape[2], x.shape[3]"),  # images as groups
+        ((1, 15, 6, 6), (3, 5, 6, 6), "-1, 5, x.shape[2], x.shape[3]"),
+        ((12, 9, 4), (3, 4, 9, 4), "-1, 4, x.shape[1], x.shape[2]"),
+        ((4, 7, 48), (4, 7, 3, 16), "x.shape[0], x.shape[1], 3, 16"),
+        ((4, 1, 8), (4, 8), "x.shape[0], x.shape[2]"),
+        ((0, 8), (0, 2, 4), "x.shape[0], 2, 4"),
+    ],
+)
+def test_reshapes_leave_open_what_the_batch_is_part_of(before, after, text):
+    assert call("aten.view.default", Ref("x"), after, before=before, shape=after) == f"x.reshape([{text}])"
+
+
+def test_other_batches_run_through_heads_and_repeats(check):
+    class Latents(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.latents = torch.nn.Parameter(torch.randn(5, 8))
+
+        def forward(self, x):
+            steps, batch, _ = x.shape
+            heads = x.reshape(steps, batch * 2, 4).transpose(0, 1)
+            return heads.transpose(0, 1).reshape(steps, batch, 8) * 2, self.latents.unsqueeze(1).repeat(1, batch, 1) + x
+
+    check(Latents(), torch.randn(5, 3, 8), calls=[[torch.randn(5, 4, 8)]])
