@@ -3,8 +3,8 @@
 ``einsum("bijl,lk->bijk", x, w)`` is ``x @ w``, ``einsum("nchw,oc->nohw", x, w)`` is ``w @ x`` for each image. Indices
 that both sides and the result have number the matrices of a batch; indices that are summed over, or that stand together
 in the result, are taken as one. Of the two ways round the one that copies less is taken. Three and more tensors are
-contracted from the left. ``tensordot``, ``inner`` and ``bilinear`` are contractions of known form, ``baddbmm`` and
-``addmm`` with factors a product and a sum, ``outer`` and ``kron`` need no sum at all. Rules have the form that
+contracted from the left. ``tensordot``, ``inner`` and ``bilinear`` are contractions of known form, ``outer`` needs no
+sum at all. Rules have the form that
 :mod:`drk.assistant.synth.decompositions` describes; they are for inference.
 
 Left out: ellipses, indices repeated within a tensor, indices that only one tensor has and the result lacks, results
@@ -14,13 +14,13 @@ whose memory order would be another than the library's.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from drk.assistant.synth.draft import Draft, contiguous_meta
 from drk.assistant.synth.expression import FLOATS
-from drk.assistant.synth.reduction_rules import REDUCTION_RULES, Rule
+from drk.assistant.synth.reduction_rules import Rule
 from drk.assistant.synth.thin_rules import THIN_RULES, contracted_thin
 from drk.gym.graph import Node, Ref, TensorMeta
 
@@ -272,53 +272,11 @@ def _bilinear(node: Node, draft: Draft) -> Ref | None:
     return draft.emit(node, "shifted", "add.Tensor", found, rest[0])
 
 
-_PRODUCTS = {"baddbmm": "bmm", "addmm": "mm", "addmv": "mv"}
-"""Sums with a product and the product."""
-
-
-def _with_sum(node: Node, draft: Draft) -> Ref | None:
-    """``beta * added + alpha * (left @ right)``; with a ``beta`` of 0 what is added is not even looked at."""
-    added, left, right = node.args[:3]
-    metas = [draft.metas.get(item.name) for item in (left, right, added)]
-    alpha, beta = (node.kwargs.get(key, 1) for key in ("alpha", "beta"))
-    if node.bare_op == "addmm" and alpha == beta == 1:
-        return None  # as a layer with a bias
-    floating = node.meta.dtype in FLOATS
-    same = floating and all(meta is not None and meta.dtype == node.meta.dtype for meta in metas)
-    if not draft.by_channel or not same:
-        return None
-    made = replace(node, op=f"aten.{_PRODUCTS[node.bare_op]}.default", args=(left, right), kwargs={})
-    thin = THIN_RULES["bmm"] if made.bare_op == "bmm" else REDUCTION_RULES[made.bare_op]
-    found = thin(made, draft) or draft.append(made, "product")
-    if alpha != 1:
-        found = draft.emit(node, "scaled", "mul.Tensor", found, alpha)
-    if beta == 0:
-        return found
-    other = added if beta == 1 else draft.emit(node, "weighted", "mul.Tensor", added, beta)
-    return draft.emit(node, "shifted", "add.Tensor", found, other)
-
-
 def _outer_product(node: Node, draft: Draft) -> Ref | None:
     left, right = (Indexed(item, letter) for item, letter in zip(node.args[:2], "ij", strict=True))
     if not draft.by_channel or _sizes(draft, [left, right]) is None:
         return None
     return _outer(node, draft, (left, right), "ij", node.meta)
-
-
-def _kron(node: Node, draft: Draft) -> Ref | None:
-    """Every element of the one times the whole other: a multiplication of views."""
-    metas = [draft.metas[item.name] for item in node.args[:2]]
-    rank = len(node.meta.shape)
-    plain = all(len(meta.shape) == rank and meta.contiguous and meta.dtype == node.meta.dtype for meta in metas)
-    if not draft.by_channel or not plain or rank == 0:
-        return None
-    shapes = [[step for size in meta.shape for step in pair(size)] for meta, pair in zip(metas, _APART, strict=True)]
-    views = [_reshaped(node, draft, ref, tuple(to)) for ref, to in zip(node.args[:2], shapes, strict=True)]
-    return _reshaped(node, draft, draft.emit(node, "products", "mul.Tensor", *views), node.meta.shape)
-
-
-_APART: tuple[Callable[[int], tuple[int, int]], ...] = (lambda size: (size, 1), lambda size: (1, size))
-"""A dimension of a Kronecker product's factors as two: of the first and of the second factor."""
 
 
 def _transposed(node: Node, draft: Draft) -> Ref | None:
@@ -335,12 +293,10 @@ CONTRACTION_RULES: Mapping[str, Rule] = {
     "tensordot": _tensordot,
     "inner": _inner,
     "bilinear": _bilinear,
-    **dict.fromkeys(_PRODUCTS, _with_sum),
     "outer": _outer_product,
     "ger": _outer_product,
-    "kron": _kron,
     "numpy_T": _transposed,
 }
 """Rules by operator."""
-CONTRACTIONS = frozenset({"einsum", "tensordot", "inner", "bilinear", *_PRODUCTS})
+CONTRACTIONS = frozenset({"einsum", "tensordot", "inner", "bilinear"})
 """Operators that rules may write as matrix products."""

@@ -22,6 +22,7 @@ from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.loss_rules import LOSS_RULES
 from drk.assistant.synth.orders import ORDER_RULES
 from drk.assistant.synth.pointwise_rules import POINTWISE_RULES
+from drk.assistant.synth.product_rules import PRODUCT_RULES
 from drk.assistant.synth.reduction_rules import REDUCTION_RULES, reducible
 from drk.assistant.synth.row_totals import TOTAL_RULES
 from drk.assistant.synth.scatters import SCATTER_RULES
@@ -342,6 +343,7 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     **TOTAL_RULES,
     **THIN_RULES,
     **CONTRACTION_RULES,
+    **PRODUCT_RULES,
     **LOSS_RULES,
     **CLASS_RULES,
     **DISTANCE_RULES,

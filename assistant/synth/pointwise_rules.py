@@ -9,12 +9,13 @@ Left out: results that a cast makes (``float_power``, whose type is float64).
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 
 from drk.assistant.synth.draft import Draft
-from drk.assistant.synth.expression import is_pointwise
-from drk.assistant.synth.reduction_rules import Rule
+from drk.assistant.synth.expression import FLOATS, is_pointwise
+from drk.assistant.synth.reduction_rules import Rule, argument
 from drk.gym.graph import Node, Ref
 
 _NAMES: Mapping[str, str] = {
@@ -36,9 +37,56 @@ def _usual_name(node: Node, draft: Draft) -> Ref | None:
     return draft.append(usual, _NAMES[node.bare_op]) if is_pointwise(usual, draft.metas) else None
 
 
+def _is_close(node: Node, draft: Draft) -> Ref | None:
+    """Equal, or finitely far apart and no farther than ``atol + rtol * |other|``; NaN is close to nothing."""
+    x, other = node.args[:2]
+    metas = [draft.metas.get(item.name) for item in (x, other) if isinstance(item, Ref)]
+    if len(metas) != 2 or any(meta is None or meta.dtype != "float32" for meta in metas):
+        return None
+    rtol, atol, nan = (
+        argument(node, i, key, d) for i, key, d in ((2, "rtol", 1e-5), (3, "atol", 1e-8), (4, "equal_nan", False))
+    )
+    if nan is not False:
+        return None
+    equal = draft.emit(node, "equal", "eq.Tensor", x, other)
+    apart = draft.emit(node, "apart", "abs.default", draft.emit(node, "difference", "sub.Tensor", x, other))
+    size = draft.emit(node, "size", "abs.default", other)
+    allowed = draft.emit(node, "allowed", "add.Scalar", draft.emit(node, "share", "mul.Scalar", size, rtol), atol)
+    near = draft.emit(node, "near", "le.Tensor", apart, allowed)
+    finite = draft.emit(node, "finite", "lt.Scalar", apart, math.inf)
+    return draft.emit(
+        node, "close", "bitwise_or.Tensor", equal, draft.emit(node, "both", "bitwise_and.Tensor", near, finite)
+    )
+
+
+def _difference(node: Node, draft: Draft) -> Ref | None:
+    """Neighbours along a dimension, less one another."""
+    x, meta = node.args[0], draft.metas.get(node.args[0].name)
+    times, dim = argument(node, 1, "n", 1), argument(node, 2, "dim", -1)
+    plain = times == 1 and not any(node.args[3:]) and not {"prepend", "append"} & set(node.kwargs)
+    if meta is None or not plain or meta.dtype not in FLOATS:
+        return None
+    dim %= len(meta.shape)
+    part = replace(meta, shape=node.meta.shape)
+    ends = ((1, 2**63 - 1), (0, -1))
+    after, before = (
+        draft.append(
+            replace(node, op="aten.slice.Tensor", args=(x, dim, *pair), kwargs={}, metas=(part,)), "neighbours"
+        )
+        for pair in ends
+    )
+    made = replace(node, op="aten.sub.Tensor", args=(after, before), kwargs={})
+    return draft.append(made, "difference")
+
+
 def _positive(node: Node, _: Draft) -> Ref | None:
     return node.args[0] if isinstance(node.args[0], Ref) else None
 
 
-POINTWISE_RULES: Mapping[str, Rule] = {**dict.fromkeys(_NAMES, _usual_name), "positive": _positive}
+POINTWISE_RULES: Mapping[str, Rule] = {
+    **dict.fromkeys(_NAMES, _usual_name),
+    "positive": _positive,
+    "isclose": _is_close,
+    "diff": _difference,
+}
 """Rules by operator."""

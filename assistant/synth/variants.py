@@ -16,6 +16,7 @@ from drk.assistant.synth.distance_rules import DISTANCE_RULES
 from drk.assistant.synth.layouts import is_convolution, only_products
 from drk.assistant.synth.pixel_region import sees_one_pixel
 from drk.assistant.synth.pointwise import BLOCKS, Block
+from drk.assistant.synth.product_rules import PRODUCT_RULES
 from drk.assistant.synth.regions import Rules, product_of
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.scatters import ADDING
@@ -97,7 +98,7 @@ def _variants(graph: Graph) -> list[Variant]:
 
 def _products(graph: Graph) -> list[Node]:
     """Matrix products of the graph, those among them that contractions and distances are written as."""
-    if any(node.bare_op in {*CONTRACTIONS, *DISTANCE_RULES, *CELL_RULES} for node in graph.nodes):
+    if any(node.bare_op in {*CONTRACTIONS, *DISTANCE_RULES, *CELL_RULES, *PRODUCT_RULES} for node in graph.nodes):
         graph = rewrite(graph, by_channel=True)
     metas = graph.metas()
     return [node for node in graph.nodes if product_of(node, metas) is not None]

@@ -8,6 +8,8 @@ from hypothesis import strategies as st
 from modules import Function
 from torch import nn
 
+from drk.assistant.synth.propose import compile_graph, variants
+
 OPERATORS = {
     "relu": F.relu,
     "gelu": F.gelu,
@@ -90,6 +92,28 @@ def test_narrow_dtypes_round_once(check, dtype):
 def test_mixed_dtypes_follow_promotion(check):
     module = Function(lambda _, x, i, b: (x * i + (i > 2), torch.where(b, x, x * 0.5), i * 2 + 1, (x > 0) & b))
     check(module, torch.randn(5, 10), torch.arange(10), torch.rand(5, 10) > 0.5)
+
+
+def test_neighbours_and_closeness(check):
+    x = torch.randn(4, 9)
+    y = x + torch.tensor([0.0, 1e-6, 1e-3, 1.0, float("inf"), -0.0, 1e-5, float("nan"), 2e-4])
+    x[:2, 4] = float("inf")
+
+    def forward(_, x, y):
+        close = torch.isclose(x, y), torch.isclose(x, y, rtol=1e-2, atol=1e-3)
+        return (*(item.float() for item in close), torch.diff(x, dim=0).relu(), torch.diff(y[:, :4]) * 2)
+
+    compiled = check(Function(forward), x.nan_to_num(posinf=3e38), y.nan_to_num(posinf=3e38))
+    assert "ops.aten" not in compiled.source
+
+
+def test_infinities_are_close_to_themselves(interpreter, graph_of):
+    x = torch.tensor([[1.0, float("inf"), float("-inf"), float("inf"), float("nan")]])
+    y = torch.tensor([[1.0, float("inf"), float("inf"), 1.0, float("nan")]])
+    module = Function(lambda _, x, y: torch.isclose(x, y))
+    graph = graph_of(module, x, y)
+    ((close,),) = interpreter.run(compile_graph(graph, variants(graph)[0]).source, {}, [[x, y]])
+    assert close.tolist() == torch.isclose(x, y).tolist()
 
 
 def test_casts_inside_a_chain(check):

@@ -4,6 +4,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from drk.gym.runner.capture import capture
 from drk.gym.runner.unchecked import gaussian_nll_loss, without_looks
 
 
@@ -29,3 +30,15 @@ def test_the_original_comes_back():
         assert F.gaussian_nll_loss is gaussian_nll_loss
         raise KeyError
     assert F.gaussian_nll_loss is original
+
+
+def test_distributions_are_captured_and_check_again_afterwards():
+    class Likelihood(torch.nn.Module):
+        def forward(self, x, mean, spread):
+            return torch.distributions.Normal(mean, spread.exp()).log_prob(x).sum(-1)
+
+    found = capture(Likelihood(), [torch.randn(3, 4) for _ in range(3)])
+    assert found["method"] == "export"
+    assert {"aten.log.default", "aten.sum.dim_IntList"} <= {node["op"] for node in found["nodes"]}
+    with pytest.raises(ValueError, match="scale"):
+        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
