@@ -219,8 +219,9 @@ class ScratchSection:
 
     With ``sft.path`` set it is trained by ``drk train sft`` on those demonstrations. Else it is trained packed: on the
     shards of ``drk data pairs`` in ``pairs`` (a folder), on pairs that ``workers`` processes write while it trains, or
-    on both. ``minutes`` above 0 ends training by the clock, with the schedule of the learning rate; ``phrases`` are
-    whole lines and blocks that become one token each. ``texts`` pairs train the tokenizer and measure the loss.
+    on both; ``renamers`` more processes say the shards' pairs again under other names. ``minutes`` above 0 ends
+    training by the clock, with the schedule of the learning rate; ``phrases`` are whole lines and blocks that become
+    one token each. ``texts`` pairs train the tokenizer and measure the loss.
     """
 
     layers: int = 8
@@ -233,6 +234,7 @@ class ScratchSection:
     texts: int = 2048
     pairs: str = ""
     workers: int = 0
+    renamers: int = 0
     families: tuple[str, ...] = ()
     rows: int = 0
     multi_turn: float = 0.4

@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import io
 import lzma
+import random
 import struct
 from array import array
 from collections.abc import Iterator, Sequence
@@ -24,6 +25,8 @@ from drk.training.errors import TrainingError
 from drk.training.packing import Document
 from drk.training.pairs import SHARDS, Pair, read_shard, shards_of
 from drk.training.prompting import answer_text, encode_chat
+from drk.training.renaming import Renamer
+from drk.training.tiny_model import ASSISTANT
 
 TOKENS = ".tokens.xz"
 
@@ -46,41 +49,69 @@ def shard_documents(folder: Path, tokenizer: Any, *, context: int) -> Iterator[D
     Raises:
         TrainingError: there is no shard, neither as text nor as tokens of these settings, or one cannot be read.
     """
-    settings = f"{context}\n{tokenizer.backend_tokenizer.to_str()}\n{tokenizer.chat_template}"
-    made_by = hashlib.sha256(settings.encode()).hexdigest()[:8]
-    texts = {_stem(shard): shard for shard in folder.glob(SHARDS)}
-    alone = {_stem(kept): kept for kept in folder.glob(f"*.{made_by}-*{TOKENS}") if _stem(kept) not in texts}
-    if not texts and not alone:
-        shards_of(folder)  # says what is missing
-    for stem in sorted(texts | alone):
-        if stem in alone:
-            documents, too_long = _documents_alone(alone[stem])
-        else:
-            documents, too_long = _documents_of(texts[stem], made_by, tokenizer, context)
+    tokens = Tokens(tokenizer, context)
+    for stem in tokens.stems(folder):
+        documents, too_long = tokens.read(folder, stem)
         yield from documents
         yield from [None] * too_long
 
 
+class Tokens:
+    """Shards in tokens, as one tokenizer and one context make them, and such tokens as text again."""
+
+    def __init__(self, tokenizer: Any, context: int) -> None:
+        settings = f"{context}\n{tokenizer.backend_tokenizer.to_str()}\n{tokenizer.chat_template}"
+        self._made_by = hashlib.sha256(settings.encode()).hexdigest()[:8]
+        self._tokenizer = tokenizer
+        self._context = context
+
+    def stems(self, folder: Path) -> list[str]:
+        """Return the names, without endings, of the shards that are there as text or as tokens of these settings.
+
+        Raises:
+            TrainingError: there is none.
+        """
+        alone = list(folder.glob(f"*.{self._made_by}-*{TOKENS}"))
+        texts = list(folder.glob(SHARDS)) if alone else shards_of(folder)
+        return sorted({_stem(path) for path in (*alone, *texts)})
+
+    def read(self, folder: Path, stem: str) -> tuple[list[Document], int]:
+        """Return a shard's pairs in tokens and how many did not fit; they are kept beside it.
+
+        Raises:
+            TrainingError: it cannot be read.
+        """
+        shard = folder / f"{stem}.jsonl.gz"
+        if not shard.exists():
+            (kept,) = folder.glob(f"{stem}.{self._made_by}-*{TOKENS}")
+            found = _kept_documents(kept)
+            if found is None:
+                raise TrainingError(f"cannot read the tokens {kept}", help="delete it and write its shard again")
+            return found
+        key = hashlib.sha256(shard.read_bytes()).hexdigest()[:8]
+        kept = shard.with_name(f"{stem}.{self._made_by}-{key}{TOKENS}")
+        found = _kept_documents(kept)
+        if found is None:
+            documents = [document_of(pair, self._tokenizer, context=self._context) for pair in read_shard(shard)]
+            found = [one for one in documents if one is not None], documents.count(None)
+            _keep_documents(kept, *found)
+        return found
+
+    def text(self, one: Document) -> str:
+        """Return the conversation and its answer as they were, roles and ends included."""
+        return str(self._tokenizer.decode(one.ids, skip_special_tokens=False, clean_up_tokenization_spaces=False))
+
+    def renamed(self, one: Document, renamer: Renamer, rng: random.Random) -> Document | None:
+        """Return a pair under other names, or None where it does not fit any more."""
+        text = renamer.renamed(self.text(one), rng)
+        prompt, _, answer = text.rpartition(ASSISTANT)
+        ahead = self._tokenizer(prompt + ASSISTANT, add_special_tokens=False)["input_ids"]
+        ids = array("I", (*ahead, *self._tokenizer(answer, add_special_tokens=False)["input_ids"]))
+        return Document(ids, len(ahead)) if len(ids) <= self._context else None
+
+
 def _stem(path: Path) -> str:
     return path.name.split(".")[0]
-
-
-def _documents_alone(path: Path) -> tuple[list[Document], int]:
-    found = _kept_documents(path)
-    if found is None:
-        raise TrainingError(f"cannot read the tokens {path}", help="delete it and write its shard again")
-    return found
-
-
-def _documents_of(shard: Path, made_by: str, tokenizer: Any, context: int) -> tuple[list[Document], int]:
-    key = hashlib.sha256(shard.read_bytes()).hexdigest()[:8]
-    kept = shard.with_name(f"{_stem(shard)}.{made_by}-{key}{TOKENS}")
-    found = _kept_documents(kept)
-    if found is None:
-        documents = [document_of(pair, tokenizer, context=context) for pair in read_shard(shard)]
-        found = [one for one in documents if one is not None], documents.count(None)
-        _keep_documents(kept, *found)
-    return found
 
 
 def _kept_documents(path: Path) -> tuple[list[Document], int] | None:

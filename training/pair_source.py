@@ -1,8 +1,9 @@
 """Documents for packed training: from shards, from processes that write pairs while training goes on, or both.
 
 Shards are read in an order that the seed fixes, and again in another order when they are used up. Writers put documents
-into a queue; what has not come when a batch is due is drawn from those that came before, so that the GPU never waits
-(``fresh`` and ``used`` count). Each writer has its own part of the structures.
+into a queue: new pairs, and those of the shards under other names. What has not come when a batch is due is drawn from
+those that came before, so that the GPU never waits (``fresh``, ``renamed`` and ``used`` count). Each writer of new
+pairs has its own part of the structures.
 
 Honest limits: with writers a run does not repeat exactly, since their speed decides what is fresh.
 """
@@ -39,9 +40,10 @@ def stream_plan(section: ScratchSection, seed: int, *, held_out: bool = False) -
 
 @dataclass
 class Counts:
-    """Documents that came for the first time, that were used, and that did not fit."""
+    """Documents that came for the first time, that came again under other names, that were used, that did not fit."""
 
     fresh: int = 0
+    renamed: int = 0
     used: int = 0
     too_long: int = 0
 
@@ -62,7 +64,7 @@ class PairSource:
         self._order: list[int] = []
         self._writers: list[Any] = []
         self._readers: list[threading.Thread] = []
-        self._queue: queue.Queue[tuple[list[Document], int]] | None = None
+        self._queue: queue.Queue[tuple[list[Document], int, bool]] | None = None
         self._closed = False
         self.counts = Counts()
 
@@ -72,10 +74,9 @@ class PairSource:
                 self._keep(one)
             if not self._kept:
                 raise TrainingError(f"no pair of {self._section.pairs} fits in {self._context} tokens")
-        if self._section.workers:
-            self._start_writers()
         if not self._kept and not self._section.workers:
             raise TrainingError("nothing to learn from", help="scratch.pairs = FOLDER, or scratch.workers = 4")
+        self._start_writers()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -89,25 +90,31 @@ class PairSource:
             one.stdout.close()
 
     def _start_writers(self) -> None:
-        self._queue = queue.Queue(maxsize=4 * self._section.workers + 16)
-        for number in range(self._section.workers):
-            order = {"plan": asdict(stream_plan(self._section, self._seed)), "worker": number}
-            order |= {"workers": self._section.workers, "tokenizer": str(self._path), "context": self._context}
-            command = [sys.executable, "-m", "drk.training.pair_writer", json.dumps(order)]
+        section, orders = self._section, []
+        plan = {"plan": asdict(stream_plan(section, self._seed))}
+        again = {"again": section.pairs, "seed": self._seed}
+        for kind, count in ((plan, section.workers), (again, section.renamers if section.pairs else 0)):
+            orders += [{**kind, "worker": number, "workers": count} for number in range(count)]
+        if not orders:
+            return
+        self._queue = queue.Queue(maxsize=4 * len(orders) + 16)
+        for order in orders:
+            text = json.dumps({**order, "tokenizer": str(self._path), "context": self._context})
+            command = [sys.executable, "-m", "drk.training.pair_writer", text]
             writer = subprocess.Popen(command, stdout=subprocess.PIPE, stdin=subprocess.DEVNULL)
-            reader = threading.Thread(target=self._read_from, args=(writer,), daemon=True)
+            reader = threading.Thread(target=self._read_from, args=(writer, "again" in order), daemon=True)
             reader.start()
             self._readers.append(reader)
             self._writers.append(writer)
 
-    def _read_from(self, writer: subprocess.Popen[bytes]) -> None:
+    def _read_from(self, writer: subprocess.Popen[bytes], renamed: bool) -> None:
         source, waiting = writer.stdout, self._queue
         if source is None or waiting is None:
             return
         while (chunk := read_chunk(source)) is not None and not self._closed:
             while not self._closed:
                 with contextlib.suppress(queue.Full):
-                    waiting.put(chunk, timeout=1.0)
+                    waiting.put((*chunk, renamed), timeout=1.0)
                     break
 
     def _keep(self, one: Document | None) -> None:
@@ -125,14 +132,17 @@ class PairSource:
         found: list[Document] = []
         while self._queue is not None:
             try:
-                chunk, too_long = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
+                chunk, too_long, renamed = self._queue.get(timeout=wait_s) if wait_s else self._queue.get_nowait()
             except queue.Empty:
                 break
             found += chunk
             self.counts.too_long += too_long
             wait_s = 0.0
-        for one in found:
-            self._keep(one)
+            if renamed:
+                self.counts.renamed += len(chunk)
+                continue
+            for one in chunk:
+                self._keep(one)
         return found
 
     def documents(self) -> Iterator[Document]:

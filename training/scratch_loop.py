@@ -211,7 +211,8 @@ class PackedTrainer:
             self.spent_s = time.monotonic() - begun
             self.step += 1
             counts = source.counts
-            numbers |= {"data/fresh": counts.fresh, "data/used": counts.used, "data/too_long": counts.too_long}
+            numbers |= {"data/fresh": counts.fresh, "data/renamed": counts.renamed}
+            numbers |= {"data/used": counts.used, "data/too_long": counts.too_long}
             numbers["time_s"] = round(self.spent_s, 2)
             last = self.schedule.progress(self.step, self.spent_s) >= 1
             if held_out and (last or (run.validate_every and self.step % run.validate_every == 0)):

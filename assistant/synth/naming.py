@@ -44,6 +44,11 @@ _NUMBERED = re.compile(
 """What kernels and launchers call by a number (``row_1``): a user's own ``row`` must not become such a name."""
 
 
+def is_kept(name: str) -> bool:
+    """Whether who first wishes for this identifier gets it as it is."""
+    return name not in _RESERVED and not _NUMBERED.fullmatch(name) and name == name.strip("_")
+
+
 class NameTable:
     """Hands out unique identifiers."""
 

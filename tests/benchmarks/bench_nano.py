@@ -132,6 +132,7 @@ def sft(options: argparse.Namespace) -> dict[str, Any]:
         "run.output_dir": str(options.out / "sft"), "run.steps": 2 if options.dry_run else options.steps,
         "run.save_every": 1 if options.dry_run else 500, "scratch.tokenizer": str(options.out / "tokenizer"),
         "scratch.pairs": str(options.out / "pairs"), "scratch.workers": 0 if options.dry_run else options.workers,
+        "scratch.renamers": 1 if options.dry_run else options.renamers,
         "scratch.minutes": 0.0 if options.dry_run else options.minutes,
         "model.dtype": "bfloat16" if torch.cuda.is_available() and not options.dry_run else "float32",
     }  # fmt: skip
@@ -308,6 +309,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--minutes", type=float, default=0.0, help="Ends the step by the clock.")
     parser.add_argument("--steps", type=int, default=6000, help="Optimizer steps at most.")
     parser.add_argument("--workers", type=int, default=8)
+    parser.add_argument("--renamers", type=int, default=4, help="Processes that say shards' pairs under other names.")
     parser.add_argument("--shards", type=int, default=16)
     parser.add_argument("--count", type=int, default=64, help="Generated tasks in each set of eval.")
     parser.add_argument("--sets", nargs="+", choices=SETS, help="Sets of eval, in this order (default: all).")

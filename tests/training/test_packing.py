@@ -130,6 +130,7 @@ def test_a_run_from_nothing_learns_resumes_and_is_taken_by_the_assistant(tmp_pat
         "run.output_dir": str(tmp_path / "run"), "run.steps": 12, "run.save_every": 6, "run.validate_every": 0,
         "run.min_free_gb": 0.1, "scratch.layers": 1, "scratch.width": 64, "scratch.heads": 2, "scratch.hidden": 96,
         "scratch.vocabulary": 900, "scratch.phrases": 200, "scratch.texts": 24, "scratch.workers": 1,
+        "scratch.renamers": 1,
         "scratch.pairs": str(tmp_path / "pairs"), "scratch.families": ["pointwise"], "scratch.rows": 8,
         "scratch.batch_tokens": 2048, "scratch.held_out_pairs": 1, "scratch.warmup_steps": 2,
     }  # fmt: skip
@@ -143,7 +144,8 @@ def test_a_run_from_nothing_learns_resumes_and_is_taken_by_the_assistant(tmp_pat
     assert train_scratch(config, lambda _, numbers: losses.append(numbers["loss"])).resumed_at == 12
     assert len(losses) == 12
     facts = json.loads((done.final / FACTS).read_text())
-    assert facts == {"templates": "templates", "context_tokens": 2048, "max_tokens": 1024}
+    sizes = {"context_tokens": 2048, "max_tokens": 1024}
+    assert facts == {"templates": "templates", "policy": "append-all", "temperature": 1.0, **sizes}
     proposer = make_model(str(done.final), ModelSettings(max_tokens=4))
     assert proposer.name.endswith("final")
     asyncio.run(proposer.close())

@@ -22,11 +22,13 @@ from drk.assistant.episode import Turn, digest
 from drk.gym.engine import Gym
 from drk.gym.schema import Candidate
 from drk.gym.settings import GymSettings
-from drk.training.documents import document_of, shard_documents
+from drk.training.documents import Tokens, document_of, shard_documents
 from drk.training.errors import TrainingError
 from drk.training.faults import ALL_KINDS, insert_fault
+from drk.training.pair_writer import renamed_documents
 from drk.training.pairs import Pair, PairStream, StreamPlan, bare_messages, read_pairs, write_shard
 from drk.training.prompting import Prompter, PromptSettings
+from drk.training.renaming import Renamer, module_of
 from drk.training.scratch import pair_tokenizer
 from drk.training.tasks import draw_task, split_of
 from drk.training.teacher import capture_structure, dressed, teach
@@ -162,6 +164,31 @@ def test_shards_are_read_into_tokens_once(pairs: list[Pair], tmp_path: Path) -> 
     other = pair_tokenizer(pairs[:6], vocabulary=500, phrases=20, context_tokens=2048)
     assert list(shard_documents(tmp_path, other, context=2048)) != first
     assert list(shard_documents(tmp_path, tokenizer, context=1)) == [None] * 6
+
+
+def test_documents_come_again_under_other_names(
+    pairs: list[Pair], tokenizer: transformers.PreTrainedTokenizerFast, tmp_path: Path
+) -> None:
+    """Tokens become text and the same tokens; other names change both, in the prompt and in the answer."""
+    lines = "".join(json.dumps(asdict(pair)) + "\n" for pair in pairs[:24])
+    (tmp_path / "pairs-0000-00000-of-00001.jsonl.gz").write_bytes(gzip.compress(lines.encode()))
+    given = [one for one in shard_documents(tmp_path, tokenizer, context=2048) if one is not None]
+    tokens = Tokens(tokenizer, 2048)
+    texts = [tokens.text(one) for one in given]
+    nothing = Renamer([f"<|user|>a = 1<|end|>{text}" for text in texts])  # every word is another text's
+    assert [tokens.renamed(one, nothing, random.Random(0)) for one in given] == given
+    order = {"again": str(tmp_path), "seed": 0, "worker": 0, "workers": 1, "context": 2048}
+    others = list(itertools.islice(renamed_documents(order, tokenizer), len(given)))
+    own = {module_of(text): text for text in texts}
+    changed = 0
+    for one in others:
+        assert one is not None
+        text = tokens.text(one)
+        assert tokenizer.decode(one.ids[: one.answer_at]).endswith("<|assistant|>")
+        changed += module_of(text) not in own and text.count("<|end|>") in {own[key].count("<|end|>") for key in own}
+    assert changed > len(given) // 2
+    tokens = Tokens(tokenizer, 64)
+    assert tokens.renamed(given[0], nothing, random.Random(0)) is None
 
 
 def test_tokens_are_read_without_their_shard(pairs: list[Pair], tmp_path: Path) -> None:
