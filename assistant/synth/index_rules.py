@@ -131,6 +131,7 @@ def _channel_shuffle(node: Node, coords: Coordinates, before: Sequence[int], ato
     batch, channels, *rest = before
     groups = node.args[1]
     split = reshaped(coords, before, (batch, channels // groups, groups, *rest), atoms)
+    atoms.left |= {digit.atom for digit in split[1].digits}  # groups are given, channels of one are not
     moved = (split[0], split[2], split[1], *split[3:])
     return reshaped(moved, (batch, groups, channels // groups, *rest), before, atoms)
 

@@ -290,3 +290,8 @@ def test_what_attention_lays_out_for_nothing_is_not_copied(graph_of):
     for variant in variants(graph)[:2]:
         names = [kernel.name for kernel in compile_graph(graph, variant).kernels]
         assert "pointwise" not in names, names
+
+
+def test_a_channel_shuffle_of_other_channels_than_captured(check):
+    module = Function(lambda _, x: F.channel_shuffle(x, 4).relu() + 1)
+    check(module, torch.randn(5, 16, 3, 7), kernels=["channel_shuffle_relu_add"], calls=[[torch.randn(2, 24, 2, 3)]])
