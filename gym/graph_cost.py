@@ -19,7 +19,7 @@ VIEWS = frozenset((
     "view", "reshape", "_unsafe_view", "unsqueeze", "squeeze", "transpose", "permute", "t", "expand",
     "expand_as", "slice", "select", "split", "chunk", "split_with_sizes", "flatten", "unflatten", "alias",
     "detach", "detach_", "narrow", "unbind", "view_as", "movedim", "swapaxes", "mT", "numpy_T", "lift_fresh",
-    "lift_fresh_copy", "contiguous", "getitem",
+    "lift_fresh_copy", "contiguous", "getitem", "as_strided",
 ))
 # fmt: on
 """Operators (bare names) that move no data, or usually none."""

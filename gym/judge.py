@@ -37,24 +37,33 @@ if TYPE_CHECKING:
     from drk.gym.engine import Gym
     from drk.gym.offline_compile import OfflineCompile
 
+PARSED_BYTES = 2**16
 
-def parse_candidate(source: str) -> None:
-    """Check that the candidate is Python text of a sane size.
+
+def parse_candidate(source: str) -> bool:
+    """Check that the candidate is Python text of a sane size; return whether that could be told here.
+
+    The parser holds everything up for as long as it takes, which text of a few megabytes can make minutes. What is
+    longer than :data:`PARSED_BYTES` is parsed where it is imported, in its own process and time.
 
     Raises:
         Stop: with stage ``parse``.
     """
-    if len(source.encode("utf-8", "surrogatepass")) > MAX_SOURCE_BYTES:
+    size = len(source.encode("utf-8", "surrogatepass"))
+    if size > MAX_SOURCE_BYTES:
         raise Stop("failed", Failure("parse", "too-large", f"the source is larger than {MAX_SOURCE_BYTES} bytes"))
     if not source.strip():
         raise Stop("failed", Failure("parse", "empty", "the candidate is empty"))
+    if size > PARSED_BYTES:
+        return False
     try:
-        ast.parse(source)
+        ast.parse(source.removeprefix("\ufeff"))
     except SyntaxError as error:
         raise Stop("failed", Failure("parse", "syntax-error", str(error.msg), error.lineno)) from None
     except (ValueError, RecursionError, MemoryError) as error:
         message = f"{type(error).__name__}: {error}"
         raise Stop("failed", Failure("parse", "unparsable", message)) from None
+    return True
 
 
 class Evaluation:
@@ -81,8 +90,8 @@ class Evaluation:
         """
         start = time.monotonic()
         try:
-            parse_candidate(self.candidate.source)
-            self.draft.reach("parsed")
+            if parse_candidate(self.candidate.source):
+                self.draft.reach("parsed")
             async with contextlib.AsyncExitStack() as stack:
                 with self.draft.stage("reference"):
                     session = await stack.enter_async_context(self.gym.using(self.task))

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from drk.gym.draft import UNJUDGED_KINDS
-from drk.gym.errors import GymError
+from drk.gym.errors import GymError, ProtocolError
 from drk.gym.protocol import Channel
 from drk.gym.runner import interpreter, profile, remap, stub_driver, timing
 from drk.gym.runner.files import write_files
@@ -76,7 +76,9 @@ def prepare_mode(mode: str, session: Session, request: dict[str, Any]) -> None:
     if mode == "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = request["gpu"]
         return
-    session.stack.enter_context(remap.device_remap(request["target"]))
+    mode = session.stack.enter_context(remap.device_remap(request["target"]))
+    if session.role == "candidate":
+        session.remap = mode
     if mode == "interpret":
         log = interpreter.install(request["target"], program_budget=int(request["programs"]), emulate_tf32=True)
         session.extra["interpreter"] = log
@@ -134,7 +136,11 @@ def serve(channel: Channel, session: Session) -> None:
         answer = answer_command(table, session, message, fds)
         for fd in fds:
             os.close(fd)
-        channel.send(answer)
+        try:
+            channel.send(answer)
+        except ProtocolError:
+            told = "its outputs or its state have more parts than can be told"
+            channel.send({"ok": False, "error": {"kind": "too-many", "message": told, "file": "", "line": None}})
 
 
 def answer_command(

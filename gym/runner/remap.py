@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -44,10 +44,14 @@ def to_cpu_device(value: Any) -> Any:
 
 
 class DeviceRemap(TorchFunctionMode):
-    """The mode: rewrites devices in calls, answers for tensors."""
+    """The mode: rewrites devices in calls, answers for tensors.
+
+    ``resident`` are addresses of storages that are certainly on the device: numpy may not look into those.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.resident: frozenset[int] = frozenset()
         here = torch.device("cuda", 0)
         tensor: Any = torch.Tensor
         # Getters are compared with ==: a new wrapper object is made at each access.
@@ -65,6 +69,8 @@ class DeviceRemap(TorchFunctionMode):
         if func is torch.device:
             return func(*args, **kwargs)
         name = getattr(func, "__name__", "")
+        if name in _HOST_VIEWS and args[0].untyped_storage().data_ptr() in self.resident:
+            raise TypeError(_NO_HOST_VIEW)
         if name in _METHODS and args and isinstance(args[0], torch.Tensor):
             return _METHODS[name](func, args, kwargs)
         if name == "__get__" or name in {"get_device", "is_pinned"}:
@@ -80,6 +86,19 @@ class DeviceRemap(TorchFunctionMode):
             _CPU if isinstance(value, (str, torch.device)) and is_cuda_device(value) else value for value in args
         )
         return func(*args, **kwargs)
+
+
+@contextlib.contextmanager
+def on_device(mode: DeviceRemap | None, named: Iterable[tuple[str, torch.Tensor]]) -> Iterator[None]:
+    """Keep numpy out of these tensors for the length of a block, as it is where they really are on a GPU."""
+    if mode is None:
+        yield
+        return
+    mode.resident = frozenset(one.untyped_storage().data_ptr() for _, one in named if one.layout == torch.strided)
+    try:
+        yield
+    finally:
+        mode.resident = frozenset()
 
 
 def _keep(_func: Any, args: Any, _kwargs: Any) -> Any:
@@ -112,6 +131,10 @@ def _type(func: Any, args: Any, kwargs: Any) -> Any:
     return func(*args, **kwargs)
 
 
+_HOST_VIEWS = frozenset(("numpy", "__array__", "__dlpack__"))
+_NO_HOST_VIEW = (
+    "can't convert cuda:0 device type tensor to numpy. Use Tensor.cpu() to copy the tensor to host memory first."
+)
 _METHODS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "cuda": _keep,
     "pin_memory": _keep,

@@ -78,3 +78,12 @@ def on_rung(rung: str | None, *, convolutions_only: bool = False) -> Iterator[No
         return
     with RoundedOperands(rung, convolutions_only=convolutions_only):
         yield
+
+
+def set_precision(policy: str) -> None:
+    """Set PyTorch's matmul precision for a policy; ``match`` leaves the user's own flags alone."""
+    if policy == "match":
+        return
+    allowed = policy in ("tf32", "bf16")
+    torch.backends.cuda.matmul.allow_tf32 = allowed
+    torch.backends.cudnn.allow_tf32 = allowed

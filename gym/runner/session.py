@@ -28,11 +28,14 @@ from drk.gym.runner import capture as graph_capture
 from drk.gym.runner import execute, loading, structure, transfer, values
 from drk.gym.runner.audit import Audit
 from drk.gym.runner.autocast_casts import autocast_everywhere, write_casts
+from drk.gym.runner.burst import call_often
 from drk.gym.runner.census import launch_census
 from drk.gym.runner.execute import CallOptions, StateSnapshot
 from drk.gym.runner.function_passes import run_both_passes
 from drk.gym.runner.parts import record_parts
 from drk.gym.runner.recipes import apply_recipe
+from drk.gym.runner.remap import DeviceRemap, on_device
+from drk.gym.runner.rungs import set_precision
 from drk.gym.runner.sampling import shrink
 from drk.gym.runner.side_streams import SideStreamDelay
 from drk.gym.runner.suppress import ablated, poison_free_memory
@@ -70,6 +73,7 @@ class Session:
         self.last_inputs: tuple[list[Any], dict[str, Any]] = ([], {})
         self.held_first: list[tuple[str, torch.Tensor]] | None = None
         self.convolutions: str | None = None
+        self.remap: DeviceRemap | None = None
         self.tripwires: Tripwires | None = None
         self.audit: Audit | None = None
         self.timing_autocast: str | None = None
@@ -235,6 +239,7 @@ class Session:
             census = stack.enter_context(launch_census({str(self.scratch / "candidate.py")}))
             delay = SideStreamDelay(self.device if self.role == "candidate" else "cpu")
             stack.enter_context(watch_launches(lambda _handle, _name: delay.note()))
+            stack.enter_context(on_device(self.remap, [*structure.tensors(inputs), *execute.named_state(module)]))
             outcome = execute.call(module, snapshot, inputs, options, delay.note)
         small = [(name, tensor) for name, tensor in outcome.held if tensor.numel() <= options.whole]
         if self.role == "candidate" and self.held_first is None:
@@ -289,7 +294,12 @@ class Session:
         return stack.enter_context(ablated(files, which if isinstance(which, str) else None))
 
     def held_outputs(self, message: dict[str, Any], _fds: list[int]) -> dict[str, Any]:
-        """Lay out the tensors that the first call returned, as they are now; very large ones are not kept."""
+        """Lay out the tensors that the first call returned, as they are now; very large ones are not kept.
+
+        With ``key`` more calls are made before, on inputs drawn from it: buffers that take turns come round again.
+        """
+        if "key" in message:
+            call_often(self, int(message["key"]))
         return self.offer(shrink(self.held_first or [], message.get("sample")))
 
     def seen(self, _message: dict[str, Any] | None = None, _fds: list[int] | None = None) -> dict[str, Any]:
@@ -384,12 +394,3 @@ class Session:
         transfer.write_tensors(fds[0] if fds else self.arena_fd, self.pending, self.layout)
         self.pending = []
         return {}
-
-
-def set_precision(policy: str) -> None:
-    """Set PyTorch's matmul precision for a policy; ``match`` leaves the user's own flags alone."""
-    if policy == "match":
-        return
-    allowed = policy in ("tf32", "bf16")
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-    torch.backends.cudnn.allow_tf32 = allowed

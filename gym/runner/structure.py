@@ -184,13 +184,14 @@ def describe_tensor(tensor: torch.Tensor) -> dict[str, Any]:
     return {
         "form": "tensor",
         "type": type_name(tensor),
-        "subclass": type(tensor) not in (torch.Tensor, torch.nn.Parameter),
+        "subclass": type(tensor) is not torch.Tensor and type(tensor) is not torch.nn.Parameter,
         "shape": list(tensor.shape),
         "dtype": dtype_name(tensor.dtype),
         "strides": list(tensor.stride()) if strided else None,
         "layout": str(tensor.layout).removeprefix("torch."),
         "device": tensor.device.type,
         "requires_grad": tensor.requires_grad,
+        "lazy": tensor.is_neg() or tensor.is_conj(),
         "attributes": sorted(str(name) for name in vars(tensor))[:10],
     }
 

@@ -82,11 +82,11 @@ def _beside() -> dict[str, Any]:
     hooks = [value for name, value in vars(torch_module).items() if name.startswith("_global_") and name.endswith("s")]
     handlers = [signal.getsignal(number) for number in sorted(signal.valid_signals())]
     return {
-        "callbacks of the garbage collector": list(gc.callbacks),
+        "the garbage collector's list of callbacks": list(gc.callbacks),
         "profile function": (sys.getprofile(), threading.getprofile()),
         "trace function": (sys.gettrace(), threading.gettrace()),
-        "hooks of all modules": [len(value) for value in hooks if isinstance(value, dict)],
-        "signal handlers": handlers,
+        "the table of hooks of all modules": [len(value) for value in hooks if isinstance(value, dict)],
+        "the table of signal handlers": handlers,
         "interval timer": signal.getitimer(signal.ITIMER_REAL)[1],
     }
 

@@ -8,7 +8,7 @@ import pytest
 from honesty_corpus import CASES, REFERENCE
 
 import drk.gym.reference
-from drk.gym.correctness import nearest_rung, structure_difference
+from drk.gym.correctness import nearest_rung
 from drk.gym.engine import Gym
 from drk.gym.schema import Call, Candidate, Task, TensorSpec
 from drk.gym.settings import GymSettings
@@ -118,17 +118,3 @@ def test_nearest_rung() -> None:
     assert nearest_rung(1.5e-3, rungs) == "bf16"
     assert nearest_rung(0.5, rungs) is None
     assert nearest_rung(0.0, {}) is None
-
-
-@pytest.mark.parametrize(
-    ("mine", "theirs", "word"),
-    [
-        (None, {"form": "tensor"}, "description"),
-        ({"form": "list", "items": []}, {"form": "tuple", "items": []}, "list instead of tuple"),
-        ({"form": "tensor", "subclass": True, "type": "Lazy"}, {"form": "tensor"}, "subclass"),
-        ({"form": "tuple", "items": [{"form": "tensor"}]}, {"form": "tuple", "items": []}, "1 values"),
-        ({"form": "dict", "keys": ["['a']"]}, {"form": "dict", "keys": ["['b']"]}, "keys"),
-    ],
-)
-def test_structure_difference(mine, theirs, word) -> None:
-    assert word in structure_difference(mine, theirs)
