@@ -74,7 +74,8 @@ def _counted(node: Node, draft: Draft, shape: tuple[int, ...], axis: int) -> Ref
 def _gathered(node: Node, draft: Draft) -> Ref | None:
     """``x.gather(dim, index)`` of one element a row, where others read ``x`` too: a masked sum along the row.
 
-    Taken where it saves memory: the row's other reader need not store what it computes for the sake of the gather.
+    Taken where it saves memory: the row's other reader need not store what it computes for the sake of the gather, nor
+    need a softmax whose other probabilities nobody reads.
     """
     x, dim, index = node.args[:3]
     meta, chosen = draft.metas[x.name], draft.metas[index.name]
@@ -82,13 +83,24 @@ def _gathered(node: Node, draft: Draft) -> Ref | None:
         return None
     axis, rank = dim % len(meta.shape), len(meta.shape)
     one_a_row = chosen.shape == (*meta.shape[:axis], 1, *meta.shape[axis + 1 :])
-    if not one_a_row or not 2 <= meta.shape[axis] <= MAX_CLASSES or len(draft.users.get(x.name, ())) < 2:
+    if not one_a_row or not 2 <= meta.shape[axis] <= MAX_CLASSES:
+        return None
+    if len(draft.users.get(x.name, ())) < 2 and not _of_whole_rows(draft, x, (axis - rank,)):
         return None
     made = _maker(draft, index)
     if made is not None and made.bare_op in _ORDER_KEEPING and isinstance(made.args[0], Ref):
         index = _viewed(node, draft, made.args[0], chosen.shape)
     hit = draft.emit(node, "hit", "eq.Tensor", index, _counted(node, draft, meta.shape, axis))
     return _at_target(node, draft, x, hit, (axis - rank,))
+
+
+def _of_whole_rows(draft: Draft, value: Ref, dims: tuple[int, ...]) -> bool:
+    """Whether ``value`` is computed from its row and what that was reduced to, as a softmax is."""
+    made = _maker(draft, value)
+    if made is None or not is_pointwise(made, draft.metas):
+        return False
+    row = _row_shape(made.meta.shape, dims)
+    return any(draft.metas[name].shape == row and _maker(draft, Ref(name)) is not None for name in made.inputs())
 
 
 def _picked_mean(

@@ -16,7 +16,7 @@ from dataclasses import replace
 from drk.assistant.synth.draft import Draft
 from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.reduction_rules import Rule, argument
-from drk.gym.graph import Node, Ref
+from drk.gym.graph import Node, Ref, Symbol
 
 _NAMES: Mapping[str, str] = {
     "subtract": "sub", "multiply": "mul", "divide": "div", "true_divide": "div", "negative": "neg", "absolute": "abs",
@@ -35,6 +35,14 @@ def _usual_name(node: Node, draft: Draft) -> Ref | None:
     overload = node.op.split(".")[-1]
     usual = replace(node, op=f"aten.{_NAMES[node.bare_op]}.{overload}")
     return draft.append(usual, _NAMES[node.bare_op]) if is_pointwise(usual, draft.metas) else None
+
+
+def _cast(node: Node, draft: Draft) -> Ref | None:
+    """``x.type_as(y)`` is a cast, whatever else ``y`` is."""
+    cast = replace(
+        node, op="aten._to_copy.default", args=node.args[:1], kwargs={"dtype": Symbol("dtype", node.meta.dtype)}
+    )
+    return draft.append(cast, "cast") if is_pointwise(cast, draft.metas) else None
 
 
 def _is_close(node: Node, draft: Draft) -> Ref | None:
@@ -86,6 +94,7 @@ def _positive(node: Node, _: Draft) -> Ref | None:
 POINTWISE_RULES: Mapping[str, Rule] = {
     **dict.fromkeys(_NAMES, _usual_name),
     "positive": _positive,
+    "type_as": _cast,
     "isclose": _is_close,
     "diff": _difference,
 }

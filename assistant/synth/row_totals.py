@@ -17,6 +17,7 @@ from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.reduction_rules import Rule, reducible
 from drk.assistant.synth.regions import reduced_dims
 from drk.assistant.synth.size_constants import LEAST_SCALAR
+from drk.assistant.synth.tally_rules import counted
 from drk.gym.graph import Node, Ref
 
 
@@ -53,7 +54,9 @@ def _row_dims(draft: Draft, value: Ref) -> tuple[int, ...] | None:
 
 
 def _over_all(node: Node, draft: Draft) -> Ref | None:
-    """``sum`` and ``mean`` of everything, where that is made from reductions of rows."""
+    """``sum`` and ``mean`` of everything, where that is made from reductions of rows; sums of booleans are counts."""
+    if node.bare_op == "sum" and draft.metas[node.args[0].name].dtype == "bool":
+        return counted(node, draft)
     reduced = reduced_dims(node, draft.metas)
     if reduced is None or reduced != (tuple(range(len(draft.metas[node.args[0].name].shape))), False):
         return None

@@ -57,6 +57,19 @@ def _count(node: Node, draft: Draft) -> Ref | None:
     return draft.emit(node, "count", "_to_copy.default", total, dtype=Symbol("dtype", "int64"))
 
 
+def counted(node: Node, draft: Draft) -> Ref | None:
+    """``sum`` of a boolean tensor: how many of a row hold."""
+    x = node.args[0]
+    dims = _dims(node, draft, x)
+    if draft.metas[x.name].dtype != "bool" or dims is None or node.meta.dtype != "int64":
+        return None
+    if math.prod(draft.metas[x.name].shape[dim] for dim in dims) > MAX_COUNT:
+        return None
+    keep = argument(node, 2, "keepdim", False) is True
+    total = draft.emit(node, "counted", "sum.dim_IntList", _ones(node, draft, x), dims, keep)
+    return draft.emit(node, "count", "_to_copy.default", total, dtype=Symbol("dtype", "int64"))
+
+
 def _past_nan(node: Node, draft: Draft) -> Ref | None:
     """``nansum`` and ``nanmean``."""
     x = node.args[0]

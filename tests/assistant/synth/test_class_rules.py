@@ -92,6 +92,19 @@ def test_an_element_picked_from_rows_that_others_reduce(check):
     assert len(compiled.kernels) == 2, compiled.source
 
 
+def test_log_probabilities_of_tokens_are_never_written(check):
+    def scores(_, logits, tokens):
+        logs = F.log_softmax(logits[:, :-1].float(), dim=-1)
+        picked = torch.gather(logs, 2, tokens[:, 1:].unsqueeze(-1)).squeeze(-1)
+        mask = tokens[:, 1:] != 0
+        return (picked * mask).sum(-1) / mask.sum(-1)
+
+    tokens = torch.randint(40, (3, 6))
+    compiled = check(Function(scores), torch.randn(3, 6, 40).bfloat16(), tokens, factor=3.0)
+    assert len(compiled.kernels) == 2
+    assert "gather" not in compiled.source
+
+
 def test_a_gather_alone_stays_one(check):
     compiled = check(Function(lambda _, x, i: x.gather(1, i) * 2.0), torch.randn(7, 50), torch.randint(50, (7, 1)))
     assert "gather" in compiled.source

@@ -117,7 +117,10 @@ def test_infinities_are_close_to_themselves(interpreter, graph_of):
 
 
 def test_casts_inside_a_chain(check):
-    check(Function(lambda _, x: (x.float().sigmoid() * 2).half()), torch.randn(5, 10).half())
+    x = torch.randn(5, 10).half()
+    check(Function(lambda _, x: (x.float().sigmoid() * 2).half()), x)
+    compiled = check(Function(lambda _, x: (x.float().sigmoid() * 2).type_as(x)), x)
+    assert "type_as" not in compiled.source
 
 
 def test_broadcast_operands(check):

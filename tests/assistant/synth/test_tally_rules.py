@@ -12,6 +12,9 @@ TALLIES = [
     torch.all,
     lambda x: torch.count_nonzero(x.relu(), dim=-1),
     lambda x: torch.count_nonzero(x > 0),
+    lambda x: (x > 0.5).sum(dim=1),
+    lambda x: x.lt(0).sum((0, -1), keepdim=True),
+    lambda x: (x > 0).sum(),
 ]
 SUMS = [
     lambda x: torch.nansum(x, -1),
