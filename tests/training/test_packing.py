@@ -161,15 +161,3 @@ def test_a_checkpoint_says_how_it_is_asked_and_the_user_wins(tmp_path: Path) -> 
     (tmp_path / FACTS).write_text("{}")
     with pytest.raises(ModelFault, match="cannot be read"):
         fitted(ModelSettings(), str(tmp_path))
-
-
-def test_nano_is_looked_up_and_missed_clearly(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from drk.assistant.llm import factory
-    from drk.assistant.proposers import is_model
-
-    assert is_model("nano")
-    monkeypatch.setattr(factory, "nano_places", lambda: (tmp_path,))
-    with pytest.raises(ModelFault, match="not on this machine"):
-        make_model("nano")
-    (tmp_path / "config.json").write_text("{}")
-    assert factory.nano_folder() == tmp_path
