@@ -13,6 +13,7 @@ operands have them innermost. Left out: negative strides.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 from drk.gym.graph import TensorMeta
 
@@ -66,6 +67,7 @@ def _straight(varies: tuple[bool, ...], axes: tuple[int | None, ...], order: tup
     return places == sorted(places)
 
 
+@lru_cache(maxsize=8192)
 def align(
     value: str, meta: TensorMeta, shape: tuple[int, ...], *, dropped: int = 0, fixed: bool = False
 ) -> Operand | None:

@@ -9,7 +9,7 @@ Left out: costs. Merging is greedy in graph order; which rules pay is for the se
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from drk.assistant.synth.attention_region import find_attention
@@ -38,6 +38,13 @@ from drk.gym.graph import Graph, Node, TensorMeta
 
 def build(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
     """Return the region of ``nodes`` (in graph order), or None when no kernel can compute them together."""
+    if facts.special is not None and not any(node.name in facts.special for node in nodes):
+        return build_region(nodes, facts, rules)
+    return _of_its_kind(nodes, facts, rules)
+
+
+def _of_its_kind(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None:
+    """The region of ``nodes``, whose kind one of them may decide."""
     if any(window_of(node, facts.metas) is not None for node in nodes):
         return build_pooling_region(nodes, facts)
     if any(resample_of(node, facts.metas) is not None for node in nodes):
@@ -215,4 +222,13 @@ class _Planner:
 
 def plan(graph: Graph, rules: Rules) -> list[Region]:
     """Return the regions of ``graph`` under ``rules``, in no particular order; other nodes stay torch operators."""
-    return _Planner(graph, facts_of(graph), rules).run()
+    facts = facts_of(graph)
+    special = frozenset(node.name for node in graph.nodes if _is_special(node, facts))
+    return _Planner(graph, replace(facts, special=special), rules).run()
+
+
+def _is_special(node: Node, facts: Facts) -> bool:
+    """Whether a region with ``node`` is none of :func:`build_region`'s."""
+    reads: Sequence[_Read] = (window_of, resample_of, pixel_product, *_OTHERS)
+    known = node.name in facts.bands or is_scan(node, facts.metas)
+    return known or any(read(node, facts.metas) is not None for read in reads)

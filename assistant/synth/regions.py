@@ -150,6 +150,8 @@ class Facts:
     sized: frozenset[str] = frozenset()
     """Nodes that scale by a size of the inputs: they stay torch operators, which can tell it at run time."""
     made: Made = field(default_factory=Made)
+    special: frozenset[str] | None = None
+    """Names of the nodes that need regions of their own kinds, where that is known."""
 
 
 def leading_names(nodes: Sequence[Node], source: str) -> frozenset[str]:
