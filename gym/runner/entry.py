@@ -76,9 +76,9 @@ def prepare_mode(mode: str, session: Session, request: dict[str, Any]) -> None:
     if mode == "gpu":
         os.environ["CUDA_VISIBLE_DEVICES"] = request["gpu"]
         return
-    mode = session.stack.enter_context(remap.device_remap(request["target"]))
+    remapped = session.stack.enter_context(remap.device_remap(request["target"]))
     if session.role == "candidate":
-        session.remap = mode
+        session.remap = remapped
     if mode == "interpret":
         log = interpreter.install(request["target"], program_budget=int(request["programs"]), emulate_tf32=True)
         session.extra["interpreter"] = log
