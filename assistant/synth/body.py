@@ -16,6 +16,7 @@ from drk.assistant.synth.domain import Domain, Operand, fold, offset
 from drk.assistant.synth.expression import expression, is_pointwise, kind_of, scalar_text
 from drk.assistant.synth.gathers import OUTSIDE, gather_lines, position_text
 from drk.assistant.synth.regions import REDUCTIONS, Region
+from drk.assistant.synth.row_joins import Joined, join_lines
 from drk.assistant.synth.shortcuts import shortcut
 from drk.gym.graph import Node, Ref, TensorMeta
 
@@ -109,7 +110,7 @@ class Body:
         Whole tiles come last: Triton lays a tile's values out as its last large load does, and a load of a single row
         (a bias) would spread each row over all warps, where every reduction takes a barrier.
         """
-        tables = {item.table for item in self.region.gathers}
+        tables = {name for item in self.region.gathers for name in item.tables}
         found = [operand for operand in operands if operand.value not in tables]
         return [self.load(operand) for operand in sorted(found, key=lambda operand: self.mask(operand) == "mask")]
 
@@ -159,7 +160,8 @@ class Body:
         gathers = {item.node.name: item for item in self.region.gathers}
         for node in nodes:
             if node.name in gathers:
-                lines += gather_lines(self, gathers[node.name])
+                picked = gathers[node.name]
+                lines += join_lines(self, picked) if isinstance(picked, Joined) else gather_lines(self, picked)
                 continue
             short = shortcut(node, self.region.nodes, self.metas, self.text)
             text = tidy(short or expression(node, self.text, self.metas))
@@ -184,7 +186,7 @@ class Body:
 
     def remarks(self) -> list[str]:
         """What the kernel's docstring says beside its formula."""
-        return [OUTSIDE] if self.region.gathers else []
+        return [OUTSIDE] if any(item.picks for item in self.region.gathers) else []
 
     def formula(self, outputs: Iterable[str]) -> list[str]:
         """One line ``name = ...`` per output, in ordinary notation, cut at 300 characters."""
@@ -219,6 +221,8 @@ def _pretty(value: Any, made: Mapping[str, Node], names: Mapping[str, str], regi
         text = f"({names[product.left]} @ {names[product.right]}{transposed})"
         return f"({text} + {names[product.bias]})" if product.bias else text
     gather = next((item for item in region.gathers if item.node is node), None)
+    if isinstance(gather, Joined):
+        return f"cat({', '.join(names[piece] for piece in gather.pieces)})"
     if gather is not None and node.bare_op not in {"gather", "take_along_dim"}:
         before = [":"] * gather.picks[0].axis
         picked = [_pretty(Ref(pick.index), made, names, region, depth + 1) for pick in gather.picks]

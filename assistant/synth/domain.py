@@ -34,6 +34,8 @@ class Operand:
     strided: bool = False
     fixed: bool = False
     order: tuple[int, ...] | None = None
+    pieces: tuple[str, ...] = ()
+    """Names of tensors that are as long together as this is along the one dimension in which it varies."""
 
     def framed(self, frame: tuple[int, ...]) -> Operand:
         """The same operand, seen from a region whose dimensions are ``frame`` of the present one's."""
@@ -250,6 +252,9 @@ def size_text(dim: int, operands: list[Operand], names: dict[str, str]) -> str:
     best = min(sources, key=lambda item: (item.fixed, -sum(item.varies)))
     axis = best.axes[dim]
     assert axis is not None
+    if best.pieces:
+        axis += len(best.meta.shape)
+        return f"({' + '.join(f'{names[piece]}.shape[{axis}]' for piece in best.pieces)})"
     axis = axis + len(best.meta.shape) if axis != -1 else axis
     return f"{names[best.value]}.shape[{axis}]"
 

@@ -33,39 +33,45 @@ from drk.assistant.synth.regions import (
     region_outputs,
     rows_in_pieces,
 )
+from drk.assistant.synth.row_joins import Joined, joined_of, place_operand
 from drk.gym.graph import Node, TensorMeta
 
 
 def build_gather_region(nodes: list[Node], facts: Facts) -> Region | None:
     """Return the region of ``nodes`` (in graph order), some of which gather, or None."""
     gathers = [item for node in nodes if (item := gather_of(node, facts.metas)) is not None]
+    joins = [item for node in nodes if (item := joined_of(node, facts.metas)) is not None]
     reductions = [(node, dims) for node in nodes if (dims := reduced_dims(node, facts.metas)) is not None]
-    special = {*(item.node.name for item in gathers), *(node.name for node, _ in reductions)}
+    special = {*(item.node.name for item in (*gathers, *joins)), *(node.name for node, _ in reductions)}
     if not all(node.name in special or is_pointwise(node, facts.metas) for node in nodes):
         return None
     chains = _index_chains(nodes, gathers, facts)
     frame = None if chains is None else _frame(nodes, chains, reductions, facts)
     inside = {node.name for node in nodes}
+    tables = {name for item in (*gathers, *joins) for name in item.tables}
     dropped = dropped_names(nodes, reductions, inside, facts)
-    if chains is None or frame is None or dropped is None or inside & {item.table for item in gathers}:
+    if chains is None or frame is None or dropped is None or not tables.isdisjoint(inside):
         return None
-    reading = [node for node in nodes if node.name not in chains and gather_of(node, facts.metas) is None]
+    picking = {item.node.name for item in (*gathers, *joins)}
+    reading = [node for node in nodes if node.name not in chains and node.name not in picking]
     others = region_inputs(reading, inside, frame, dropped, facts, [])
     outputs = region_outputs(nodes, inside, frame, dropped, facts)
     if others is None or outputs is None:
         return None
     picked = _Picked(frame, facts, {item.value: item for item in others})
-    placed = [picked.gather(item, inside) for item in gathers]
+    placed = [*(picked.gather(item, inside) for item in gathers), *(picked.join(item) for item in joins)]
     indices = [(name, chains[node.name]) for node in nodes if node.name in chains for name in node.inputs()]
     if None in placed or not all(name in inside or picked.index(name, trailing) for name, trailing in indices):
         return None
     inputs = tuple(picked.found.values())
-    if len(inputs) + len(outputs) > MAX_OPERANDS or not tell_sizes(frame.shape, inputs):
+    places = [item.place for item in placed if isinstance(item, Joined) and item.place is not None]
+    if len(inputs) + len(outputs) > MAX_OPERANDS or not tell_sizes(frame.shape, (*inputs, *places)):
         return None
-    tables = {item.table for item in gathers}
     made = facts.made if not any(name in facts.made for name in tables) else Made()
     read, positions, numbers = known_operands(reading, frame.shape, inputs, made)
     split = bool(reductions) and rows_in_pieces(frame.shape, frame.columns, inputs)
+    if joins and (split or not reductions):
+        return None
     return Region(
         "split" if split else "row" if reductions else "pointwise",
         tuple(nodes),
@@ -102,6 +108,17 @@ class _Picked:
             if not pick.wraps and self.numbers.get(pick.index, 0) < 0:
                 return None
         return replace(item, whole=whole)
+
+    def join(self, item: Joined) -> Joined | None:
+        """Take a join's pieces in; the join with its own place, or None where something does not fit."""
+        whole = self.frame.place(item.node.name, item.node.meta)
+        for piece in item.pieces:
+            operand = self._spread(Gather(item.node, piece, (), item.axes))
+            if self.found.setdefault(piece, operand) != operand:
+                return None
+        place = place_operand(item, len(self.frame.logical) - len(item.axes)).framed(self.frame.order)
+        self.positions[f"{item.node.name}'s place"] = place, Position(item.dim - len(item.axes))
+        return None if whole is None else replace(item, whole=whole, place=place)
 
     def _rows(self, item: Gather) -> Operand | None:
         """A table whose rows lie in the region's last dimensions."""

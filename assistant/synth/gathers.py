@@ -60,6 +60,11 @@ class Gather:
     whole: Operand | None = None
 
     @property
+    def tables(self) -> tuple[str, ...]:
+        """What is loaded where the gather is wanted, in place of beforehand."""
+        return (self.table,)
+
+    @property
     def of_rows(self) -> bool:
         """Whether whole rows of the table are picked, which lie in the result's last dimensions."""
         return len(self.picks) == 1 and not self.picks[0].axis and None not in self.axes[len(self.axes) - self.behind :]
@@ -341,8 +346,8 @@ def gather_arguments(body: Body) -> list[tuple[str, str]]:
     """Pairs (kernel argument, launcher expression): sizes of picked axes, and how far neighbours along them are."""
     found: dict[str, str] = {}
     for item in body.region.gathers:
-        table = body.names[item.table]
         for pick in item.picks:
+            table = body.names[item.table]
             found[_count_name(table, pick)] = f"{table}.shape[{pick.axis}]"
             found[_step_name(table, pick)] = f"{table}.stride({pick.axis})"
     return list(found.items())

@@ -14,6 +14,7 @@ from drk.assistant.synth.body import Body, KernelText, indent
 from drk.assistant.synth.domain import Operand, group_size_text, size_arguments, size_text, stride_arguments
 from drk.assistant.synth.gathers import gather_arguments
 from drk.assistant.synth.launch import DECORATOR, host_arithmetic, shapes_once
+from drk.assistant.synth.row_joins import Joined, join_arguments
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,10 @@ def shape_arguments(body: Body, telling: Sequence[Operand] = ()) -> Arguments:
         for parameter, value in stride_arguments(operand, names[operand.value], body.domain):
             sizes.append(parameter)
             values.append(f"out_{value}" if made else value)
-    for parameter, value in gather_arguments(body):
+    picked = dict(gather_arguments(body))
+    for item in body.region.gathers:
+        picked |= join_arguments(body, item) if isinstance(item, Joined) else {}
+    for parameter, value in picked.items():
         sizes.append(parameter)
         values.append(value)
     return Arguments(tuple(sizes), tuple(values))
@@ -53,7 +57,8 @@ def shape_arguments(body: Body, telling: Sequence[Operand] = ()) -> Arguments:
 
 def all_operands(body: Body) -> list[Operand]:
     """Everything that exists before the launch and can tell a size."""
-    return [*body.extra_operands, *body.region.inputs]
+    places = [item.place for item in body.region.gathers if isinstance(item, Joined) and item.place is not None]
+    return [*body.extra_operands, *body.region.inputs, *places]
 
 
 def layout_lines(body: Body, owned: frozenset[str]) -> list[str]:

@@ -29,6 +29,7 @@ from drk.assistant.synth.ragged import build_bag_region
 from drk.assistant.synth.regions import Facts, Region, Rules, build_region, facts_of, product_of, reduced_dims
 from drk.assistant.synth.resamples import resample_of
 from drk.assistant.synth.resampling_region import build_resampling_region
+from drk.assistant.synth.row_joins import joined_of
 from drk.assistant.synth.scan_region import build_scan_region, is_flip, is_scan
 from drk.assistant.synth.scatter_region import build_scatter_region
 from drk.assistant.synth.scatters import scatter_of
@@ -61,7 +62,7 @@ def _of_its_kind(nodes: list[Node], facts: Facts, rules: Rules) -> Region | None
     if any(scatter_of(node, facts.metas) is not None for node in nodes):
         ordered = not rules.atomics and any(is_segment_sum(scatter_of(node, facts.metas)) for node in nodes)
         return build_ordered_region(nodes, facts) if ordered else build_scatter_region(nodes, facts, rules)
-    if any(gather_of(node, facts.metas) is not None for node in nodes):
+    if any(read(node, facts.metas) is not None for read in (gather_of, joined_of) for node in nodes):
         return build_gather_region(nodes, facts)
     return build_region(nodes, facts, rules)
 
@@ -75,7 +76,7 @@ _ALONE: Sequence[tuple[_Read, _Build]] = (
     (grid_sample_of, build_grid_region),
 )
 """Operators that kernels compute without neighbours: how they are read, and their regions."""
-_OTHERS: Sequence[_Read] = (gather_of, scatter_of, *(read for read, _ in _ALONE))
+_OTHERS: Sequence[_Read] = (gather_of, joined_of, scatter_of, *(read for read, _ in _ALONE))
 
 
 @dataclass

@@ -127,8 +127,7 @@ class Rules:
     depthwise: bool = True
     pointwise: bool = True
     gather: bool = True
-    atomics: bool = True
-    """Rows of floating-point numbers are added up by atomic operations, in no fixed order."""
+    atomics: bool = True  # rows of floating-point numbers are added up so, in no fixed order
     pixels: bool = False
     """Convolutions with windows of one element as products with their epilogue."""
     views: bool = True
@@ -167,13 +166,12 @@ def leading_names(nodes: Sequence[Node], source: str) -> frozenset[str]:
 
 def facts_of(graph: Graph) -> Facts:
     """Collect what :func:`plan` needs to know about a graph."""
-    names = graph.names()
     fixed = {item.name for item in graph.placeholders if item.kind != "input"}
     scalars = {p.name: p.value for p in graph.placeholders if not p.meta.shape and isinstance(p.value, int | float)}
     for node in graph.nodes:
         if node.inputs() and set(node.inputs()) <= fixed and node.op != CUT:
             fixed.add(node.name)
-    order = {name: index for index, name in enumerate(names)}
+    order = {name: index for index, name in enumerate(graph.names())}
     sizes = size_constants(graph)
     sized = frozenset(node.name for node in graph.nodes if sizes.scales(node))
     metas = graph.metas()
