@@ -15,6 +15,7 @@ from typing import Any
 from drk.assistant.synth.cell_rules import CELL_RULES
 from drk.assistant.synth.channel_norms import by_channel, group_norm_by_channel, train_batch_norm
 from drk.assistant.synth.class_rules import CLASS_RULES
+from drk.assistant.synth.complex_rules import COMPLEX_RULES
 from drk.assistant.synth.contraction_rules import CONTRACTION_RULES
 from drk.assistant.synth.distance_rules import DISTANCE_RULES
 from drk.assistant.synth.draft import Draft, contiguous_meta, fresh_name, plain_name
@@ -342,6 +343,7 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     **TALLY_RULES,
     **TOTAL_RULES,
     **THIN_RULES,
+    **COMPLEX_RULES,
     **CONTRACTION_RULES,
     **PRODUCT_RULES,
     **LOSS_RULES,
