@@ -182,7 +182,7 @@ class Trials:
 
     # --- experiments -------------------------------------------------------------------------------------
 
-    async def _reread_first(self, when: str, **burst: int) -> None:
+    async def _reread_first(self, when: str, **burst: Any) -> None:
         """What the first call returned must still hold after others; with a ``key`` some more are made before."""
         if any(flag.kind == "stale-output" for flag in self.draft.flags):
             return

@@ -285,7 +285,7 @@ def figure(answer: dict[str, Any], name: str) -> float:
         ProtocolError: there is none of that name.
     """
     value = answer.get(name)
-    if type(value) not in (int, float) or abs(value) > sys.float_info.max:
+    if isinstance(value, bool) or not isinstance(value, int | float) or abs(value) > sys.float_info.max:
         raise ProtocolError(f"an answer holds no number {name}")
     return float(value)
 

@@ -37,7 +37,8 @@ def follow_threads(stack: contextlib.ExitStack) -> None:
 
 def _following(real: Callable[..., Any]) -> Callable[..., Any]:
     def start(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        modes: list[Any] = [DeviceRemap() for mode in _get_current_function_mode_stack() if type(mode) is DeviceRemap]
+        functions = _get_current_function_mode_stack()  # type: ignore[no-untyped-call]
+        modes: list[Any] = [DeviceRemap() for mode in functions if type(mode) is DeviceRemap]
         logs = [mode for mode in _get_current_dispatch_mode_stack() if isinstance(mode, OperatorLog)]
         modes += [log.sibling() for log in logs]
         if not modes:
