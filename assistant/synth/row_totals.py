@@ -17,6 +17,7 @@ from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.reduction_rules import Rule, reducible
 from drk.assistant.synth.regions import reduced_dims
 from drk.assistant.synth.size_constants import LEAST_SCALAR
+from drk.assistant.synth.stack_rules import STACK_RULES, reduced_stack
 from drk.assistant.synth.tally_rules import counted
 from drk.gym.graph import Node, Ref
 
@@ -57,6 +58,9 @@ def _over_all(node: Node, draft: Draft) -> Ref | None:
     """``sum`` and ``mean`` of everything, where that is made from reductions of rows; sums of booleans are counts."""
     if node.bare_op == "sum" and draft.metas[node.args[0].name].dtype == "bool":
         return counted(node, draft)
+    stacked = reduced_stack(node, draft)
+    if stacked is not None:
+        return stacked
     reduced = reduced_dims(node, draft.metas)
     if reduced is None or reduced != (tuple(range(len(draft.metas[node.args[0].name].shape))), False):
         return None
@@ -82,5 +86,5 @@ def _averaged(node: Node, draft: Draft) -> Ref | None:
     return draft.emit(node, "average", "mean.dim", value, reducible(draft.metas[value.name], None), False)
 
 
-TOTAL_RULES: Mapping[str, Rule] = {"sum": _over_all, "mean": _over_all, "div": _averaged}
+TOTAL_RULES: Mapping[str, Rule] = {**STACK_RULES, "sum": _over_all, "mean": _over_all, "div": _averaged}
 """Rules by operator."""
