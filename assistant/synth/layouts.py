@@ -23,6 +23,7 @@ from drk.assistant.synth.expression import FLOATS, is_pointwise
 from drk.assistant.synth.frames import is_channels_last
 from drk.assistant.synth.index_rules import is_view, moves_data
 from drk.assistant.synth.regions import reduced_dims
+from drk.assistant.synth.token_layout import with_permuted_tokens
 from drk.assistant.synth.windows import window_of
 from drk.gym.graph import Graph, Node, Pack, Ref, Symbol, TensorMeta
 
@@ -148,6 +149,7 @@ def channels_last(graph: Graph) -> Graph:
     """Return the graph with 2-D and 3-D convolutions in channels-last layout; without any, the graph itself."""
     if not any(_wants_layout(node) for node in graph.nodes):
         return graph
+    graph = with_permuted_tokens(graph)
     return _Layout(graph, graph.metas()).run()
 
 
@@ -206,7 +208,7 @@ class _Layout:
                 self._append(node)
             else:
                 args = tuple(self._copy(arg, node, last=False) for arg in node.args)
-                self._append(replace(node, args=args))
+                self._append(self._as_it_lies(replace(node, args=args)))
         output = self._output(self.graph.output)
         return replace(self.graph, nodes=tuple(self.nodes), output=output)
 
@@ -236,6 +238,13 @@ class _Layout:
 
     def _is_last(self, value: Any) -> bool:
         return isinstance(value, Ref) and value.name in self.metas and is_channels_last(self.metas[value.name])
+
+    def _as_it_lies(self, node: Node) -> Node:
+        """A view of what has become row-major is so, too."""
+        source = node.args[0] if node.args else None
+        if node.bare_op != "reshape" or not isinstance(source, Ref) or not self.metas[source.name].contiguous:
+            return node
+        return replace(node, metas=(contiguous_meta(node.meta.shape, node.meta.dtype),))
 
     def _append(self, node: Node) -> None:
         self.nodes.append(node)
