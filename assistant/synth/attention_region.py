@@ -1,6 +1,7 @@
 """Attention spelled out: a batched product, pointwise operators on the scores, a softmax over them, a second product.
 
-Found after the rewrites, where the softmax is a maximum, an exponential, a sum and a division. Scale, bias, masks and
+Found after the rewrites, where the softmax is a maximum, an exponential, a sum and a division (in float32 and cast back
+where the module has it so: kernels compute in float32 in any case). Scale, bias, masks and
 ALiBi slopes are whatever pointwise operators stand between product and softmax; their operands broadcast to the scores.
 Nothing else may read the scores or the probabilities: they are never written.
 
@@ -37,10 +38,12 @@ def _match(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Region | No
     value = product_of(node, facts.metas)
     if value is None or not value.batched or value.left not in by_name:
         return None
-    softmax = _softmax_before(by_name[value.left], by_name, facts)
+    narrowed = _narrowing(by_name[value.left], by_name, facts)
+    softmax = _softmax_before(by_name[value.left] if narrowed is None else narrowed, by_name, facts)
     if softmax is None:
         return None
     *steps, scores = softmax
+    steps += [] if narrowed is None else [by_name[value.left]]
     inside = {node.name, *(step.name for step in steps)}
     chain = _chain(scores, by_name, facts, inside)
     if chain is None:
@@ -49,6 +52,15 @@ def _match(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Region | No
     assert first is not None
     nodes = sorted([*chain, *steps, node], key=lambda item: facts.order[item.name])
     return _region(nodes, chain, (first, value), scores, by_name, facts)
+
+
+def _narrowing(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Node | None:
+    """What ``node`` casts to a narrow type, if it is such a cast: a softmax in float32 gets the values' type again."""
+    source = by_name.get(node.args[0].name) if node.args and isinstance(node.args[0], Ref) else None
+    if node.bare_op not in {"to", "_to_copy"} or source is None or facts.users[source.name] != (node.name,):
+        return None
+    wide = source.meta.dtype == "float32" and source.meta.shape == node.meta.shape
+    return source if wide and node.meta.dtype in {"float16", "bfloat16"} and len(facts.users[node.name]) == 1 else None
 
 
 def _softmax_before(node: Node, by_name: Mapping[str, Node], facts: Facts) -> tuple[Node, ...] | None:
@@ -138,15 +150,26 @@ def _hides_future(node: Node, by_name: Mapping[str, Node]) -> bool:
     if node.bare_op == "masked_fill" and node.args[2] == float("-inf"):
         return _is_future(node.args[1], by_name)
     if node.bare_op == "add":
-        mask = by_name.get(node.args[1].name) if isinstance(node.args[1], Ref) else None
+        mask = _behind_casts(node.args[1], by_name)
         return (
             mask is not None and mask.bare_op == "triu" and _offset(mask) == 1 and _filled(mask, by_name, float("-inf"))
         )
     return False
 
 
+def _behind_casts(value: object, by_name: Mapping[str, Node]) -> Node | None:
+    """The node that makes a mask, before casts and leading dimensions of size 1."""
+    node = by_name.get(value.name) if isinstance(value, Ref) else None
+    while node is not None and isinstance(node.args[0], Ref):
+        leading = node.bare_op == "unsqueeze" and 0 <= node.args[1] < len(node.meta.shape) - 2
+        if node.bare_op not in {"to", "_to_copy"} and not leading:
+            break
+        node = by_name.get(node.args[0].name)
+    return node
+
+
 def _is_future(mask: object, by_name: Mapping[str, Node]) -> bool:
-    node = by_name.get(mask.name) if isinstance(mask, Ref) else None
+    node = _behind_casts(mask, by_name)
     if node is None:
         return False
     if node.bare_op == "triu":
@@ -154,7 +177,7 @@ def _is_future(mask: object, by_name: Mapping[str, Node]) -> bool:
     negated = node.bare_op in {"logical_not", "bitwise_not"} or (node.bare_op == "eq" and node.args[1] == 0)
     if not negated:
         return False
-    past = by_name.get(node.args[0].name)
+    past = _behind_casts(node.args[0], by_name)
     return past is not None and past.bare_op == "tril" and _offset(past) == 0 and _filled(past, by_name, 1)
 
 

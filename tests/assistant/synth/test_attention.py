@@ -47,6 +47,17 @@ def test_half_precision(check):
     assert "attention" in kinds(check(module, Q.half(), K.half(), V.half()))
 
 
+def test_half_precision_with_a_softmax_in_float32_and_a_mask_that_was_cast(check):
+    def forward(_, q, k, v):
+        future = torch.triu(torch.full((37, 37), float("-inf")), diagonal=1).type_as(q)
+        first = torch.softmax((q @ k.mT * 0.25 + future).float(), -1).type_as(q) @ v
+        return first, torch.softmax(k @ q.mT, dim=-1, dtype=torch.float32).to(q.dtype) @ v
+
+    compiled = check(Function(forward), Q.half(), K[:, :, :37].half(), V[:, :, :37].half())
+    assert kinds(compiled).count("attention") == 2
+    assert "tl.minimum(n_cols, (tile + 1) * BLOCK_M)" in compiled.source
+
+
 def test_scores_that_something_else_reads_are_written(graph_of):
     def forward(_, q, k, v):
         weights = (q @ k.mT).softmax(-1)
