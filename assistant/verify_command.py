@@ -52,7 +52,8 @@ def read_candidate(path: Path) -> str:
         TargetError: there is no such file, it is no text, or too large. (Text that is no Python is a verdict.)
     """
     try:
-        raw = path.read_bytes()
+        with path.open("rb") as file:
+            raw = file.read(MAX_SOURCE_BYTES + 1)  # a device has no end
     except IsADirectoryError as error:
         raise TargetError(
             "the candidate is a folder", kind="candidate-folder", file=str(path), help="name a .py file"

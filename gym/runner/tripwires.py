@@ -19,6 +19,8 @@ import sys
 import threading
 import time
 import types
+from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -91,18 +93,34 @@ def _beside() -> dict[str, Any]:
     }
 
 
-def _own_code() -> dict[str, tuple[Any, Any]]:
-    """Return every function, method and class of this package that is loaded, with its code object."""
-    found: dict[str, tuple[Any, Any]] = {}
+@dataclass(frozen=True)
+class _Part:
+    """A function, method or class of this package as it was: where it is found, itself, and its code object."""
+
+    owner: str
+    holder: Mapping[str, Any]
+    key: str
+    value: Any
+    code: Any
+
+    @property
+    def changed(self) -> bool:
+        """Whether another stands there now, or it has other code."""
+        return self.holder.get(self.key) is not self.value or _code_of(self.value) is not self.code
+
+
+def _own_parts() -> list[_Part]:
+    """Return every function, method and class of this package that is loaded."""
+    found = []
     for name, module in list(sys.modules.items()):
         if name.startswith("drk.gym.") and isinstance(module, types.ModuleType):
             for key, value in list(vars(module).items()):
-                if not callable(value):
-                    continue
-                found[f"{name}.{key}"] = (value, getattr(value, "__code__", None))
+                if callable(value):
+                    found.append(_Part(name, vars(module), key, value, _code_of(value)))
                 if isinstance(value, type) and value.__module__ == name:
-                    members = vars(value).items()
-                    found |= {f"{name}.{key}.{part}": (one, _code_of(one)) for part, one in members if _code_of(one)}
+                    members = list(vars(value).items())
+                    coded = [(part, one, _code_of(one)) for part, one in members]
+                    found += [_Part(f"{name}.{key}", vars(value), *entry) for entry in coded if entry[2] is not None]
     return found
 
 
@@ -116,11 +134,14 @@ def _running_threads() -> int:
     return max(threading.active_count(), len(sys._current_frames()))
 
 
-def _overrides() -> set[str]:
-    """Return the ATen kernels that Python code has registered with the dispatcher."""
-    known = [str(name) for name in getattr(torch.library, "_impls", ())]
-    # Shape rules and rules of transforms (vmap) are torch's own, registered when they are first needed.
-    return {name for name in known if name.startswith("aten/") and name.rpartition("/")[2].startswith(_CALLED)}
+def _registered() -> set[str]:
+    """Return what Python code has registered with the dispatcher, as ``namespace/operator/key``."""
+    return set(getattr(torch.library, "_impls", ()))
+
+
+def _overridden(names: set[str]) -> list[str]:
+    """Return what replaces kernels of ATen; rules of shapes and of transforms (vmap) are torch's own, made late."""
+    return sorted(one for one in names if one.startswith("aten/") and one.rpartition("/")[2].startswith(_CALLED))
 
 
 class Tripwires:
@@ -132,8 +153,8 @@ class Tripwires:
         self._builtins = {name: getattr(builtins, name) for name in _BUILTINS}
         self._flags = _flags()
         self._threads = _running_threads()
-        self._overrides = _overrides()
-        self._own = _own_code()
+        self._registered = _registered()
+        self._own = _own_parts()
 
     def tripped(self) -> list[str]:
         """Return in words what differs now."""
@@ -151,14 +172,8 @@ class Tripwires:
             if getattr(builtins, name, None) is not was
         ]
         found += [f"{name} was changed" for name, value in _flags().items() if value != self._flags[name]]
-        found += [f"the operator {name} was overridden" for name in sorted(_overrides() - self._overrides)[:5]]
-        now = _own_code()
-        nothing = (None, None)
-        found += [
-            f"{name} was replaced"
-            for name, (one, code) in self._own.items()
-            if now.get(name, nothing)[0] is not one or now[name][1] is not code
-        ]
+        found += [f"the operator {name} was overridden" for name in _overridden(_registered() - self._registered)[:5]]
+        found += [f"{part.owner}.{part.key} was replaced" for part in self._own if part.changed]
         if self._threads_left():
             found.append("threads were left running")
         return found

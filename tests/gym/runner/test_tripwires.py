@@ -79,8 +79,9 @@ def test_tampering_trips(run: Run) -> None:
 @pytest.mark.parametrize(
     "body",
     [
-        "threading.Thread(target=lambda: __import__('time').sleep(3), daemon=True).start()",
-        "import _thread, time; _thread.start_new_thread(lambda: time.sleep(3), ())",
+        "threading.Thread(target=lambda: __import__('time').sleep(99), daemon=True).start()",
+        "import _thread, time; begun = _thread.allocate_lock(); begun.acquire()\n"
+        "_thread.start_new_thread(lambda: (begun.release(), time.sleep(99)), ()); begun.acquire()",
     ],
 )
 def test_threads_that_run_on_trip(run: Run, body: str) -> None:
