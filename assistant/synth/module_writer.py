@@ -26,7 +26,7 @@ from drk.assistant.synth.device_math import FUNCTIONS, closure
 from drk.assistant.synth.graphed import ATTRIBUTE, IMPORTS, METHOD, graphed_calls
 from drk.assistant.synth.launch import launch_parts
 from drk.assistant.synth.size_constants import size_constants
-from drk.assistant.synth.torch_source import torch_call
+from drk.assistant.synth.torch_source import kept_sizes, torch_call
 from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State, Symbol, references
 
 _WEIGHTS = ("parameter", "buffer")
@@ -217,6 +217,8 @@ def _forward(
     checks = [line for parameter in graph.signature for line in _checks(parameter)]
     if exact_shapes:
         checks += [line for item in tensors for line in _shape_check(item)]
+    else:
+        checks += _ambiguous_sizes(graph, tensors)
     head = f"    def forward(self{_parameters(graph.signature)}):\n"
     if graphed:
         call = f"return self.{ATTRIBUTE}(self, {', '.join(item.path for item in tensors)})"
@@ -351,6 +353,19 @@ def _checks(parameter: Parameter) -> list[str]:
 def _shape_check(item: Placeholder) -> list[str]:
     message = repr(f"these kernels were made for {item.path} of shape {item.meta.shape}")
     return [f"if {item.path}.shape != {item.meta.shape!r}:", f"    raise ValueError({message})"]
+
+
+def _ambiguous_sizes(graph: Graph, tensors: Sequence[Placeholder]) -> list[str]:
+    """Refuse other sizes where the graph does not tell what depends on them."""
+    sizes, metas = size_constants(graph), graph.metas()
+    numbers = {number for node in graph.nodes for number in kept_sizes(node, metas, sizes)}
+    lines = []
+    for item in tensors:
+        dims = [dim for dim, size in enumerate(item.meta.shape) if size in numbers]
+        for dim in dims:
+            message = repr(f"these kernels were made for {item.path} with {item.meta.shape[dim]} in dimension {dim}")
+            lines += [f"if {item.path}.shape[{dim}] != {item.meta.shape[dim]}:", f"    raise ValueError({message})"]
+    return lines
 
 
 def _structure(value: Any, names: Mapping[str, str]) -> str:

@@ -40,6 +40,10 @@ class SizeConstants:
             return None
         return " * ".join(f"{names[found[0]]}.shape[{dim}]" for dim in found[1])
 
+    def explains(self, value: int) -> bool:
+        """Whether ``value`` is a size of the inputs."""
+        return self.text(value, _AnyName()) is not None
+
     def scales(self, node: Node) -> bool:
         """Whether ``node`` is arithmetic with a size of the inputs."""
         operands = node.args[1:2]

@@ -15,7 +15,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from drk.assistant.synth.size_constants import CUT, SizeConstants
+from drk.assistant.synth.size_constants import CUT, LEAST, SizeConstants
 from drk.gym.graph import Node, Ref, Symbol, TensorMeta
 
 _FUNCTIONS: Mapping[str, str] = {
@@ -52,6 +52,7 @@ _SIZE_POSITIONS: Mapping[str, tuple[int, ...]] = {
     **dict.fromkeys(("expand", "new_zeros", "new_ones", "new_full", "new_empty"), (1,)),
     "arange": (0, 1),
     "eye": (0, 1),
+    "linspace": (2,),
     "triu_indices": (0, 1),
     "repeat": (1,),
     "tile": (1,),
@@ -168,6 +169,29 @@ def _sized(node: Node, args: tuple[Any, ...], names: Mapping[str, str], sizes: S
         text = sizes.text(args[1], names, scalar=True)
         return args if text is None else (args[0], _Code(text), *args[2:])
     return args
+
+
+def kept_sizes(node: Node, metas: Mapping[str, TensorMeta], sizes: SizeConstants) -> frozenset[int]:
+    """Sizes of the inputs that ``node`` depends on in a way that the graph does not tell.
+
+    What makes a tensor of such a size may have meant one dimension or another; a slice that begins or ends at a simple
+    fraction of a dimension may have computed it.
+    """
+    if node.bare_op in _MAKING:
+        given = [arg for place in _SIZE_POSITIONS[node.bare_op] for arg in node.args[place : place + 1]]
+        numbers = {item for arg in given for item in (arg if isinstance(arg, tuple) else (arg,)) if type(item) is int}
+        return frozenset(item for item in numbers if item >= LEAST and not sizes.explains(item))
+    if node.op == "aten.slice.Tensor" and len(node.args) > 2 and node.args[0].name in metas:
+        size = metas[node.args[0].name].shape[node.args[1]]
+        ends = [item for item in node.args[2:4] if type(item) is int and LEAST_PART <= item < size]
+        return frozenset(size for item in ends for parts in _FRACTIONS if item * parts % size == 0)
+    return frozenset()
+
+
+_MAKING = frozenset(_SIZE_POSITIONS) - {"expand", "slice", "repeat", "tile"}
+_FRACTIONS = range(2, 9)
+LEAST_PART = 16
+"""Smaller places at which slices begin or end are taken as the numbers that they are."""
 
 
 def _as_sizes(value: Any, names: Mapping[str, str], sizes: SizeConstants) -> Any:

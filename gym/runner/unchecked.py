@@ -50,7 +50,7 @@ def gaussian_nll_loss(
 def without_looks() -> Iterator[None]:
     """Have modules call these functions while this lasts, and distributions take arguments and samples as they are."""
     original, checking = F.gaussian_nll_loss, Distribution._validate_args
-    F.gaussian_nll_loss = gaussian_nll_loss
+    F.gaussian_nll_loss = gaussian_nll_loss  # type: ignore[assignment]
     Distribution.set_default_validate_args(False)
     try:
         yield

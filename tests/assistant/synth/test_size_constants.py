@@ -1,9 +1,11 @@
 """Numbers that were sizes: told apart from plain numbers, and right at other sizes."""
 
+import pytest
 import torch
 import torch.nn.functional as F
 from modules import Function
 
+from drk.assistant.synth.propose import compile_graph, variants
 from drk.assistant.synth.size_constants import size_constants
 
 
@@ -34,3 +36,31 @@ def test_a_buffer_that_was_cut_to_the_input_is_cut_again(check):
     module = Function(forward)
     module.register_buffer("mask", torch.ones(1, 21, 21).tril())
     check(module, torch.randn(2, 21, 7), calls=[[torch.randn(3, 9, 7)]], factor=3.0)
+
+
+def test_a_size_that_may_be_either_of_two_is_kept_to(interpreter, graph_of):
+    def forward(_, x):
+        rows = torch.linspace(-1, 1, x.shape[2], device=x.device)[:, None]
+        return x * rows + torch.arange(x.shape[3], device=x.device)
+
+    def compiled(shape):
+        graph = graph_of(Function(forward), torch.randn(shape))
+        return compile_graph(graph, variants(graph)[0]).source
+
+    square = compiled((3, 2, 9, 9))
+    (((first,),)) = interpreter.run(square, {}, [[torch.ones(5, 2, 9, 9)]])
+    assert first.shape == (5, 2, 9, 9)
+    with pytest.raises(AssertionError, match="with 9 in dimension 2"):
+        interpreter.run(square, {}, [[torch.ones(3, 2, 5, 5)]])
+    assert "raise ValueError" not in compiled((3, 2, 9, 12)).split("def forward")[1]
+
+
+def test_a_quarter_may_have_been_computed(interpreter, graph_of):
+    def source(cut):
+        graph = graph_of(Function(lambda _, x: x[:, :cut].relu() + 1), torch.randn(5, 64, 3))
+        return compile_graph(graph, variants(graph)[0]).source
+
+    with pytest.raises(AssertionError, match="with 64 in dimension 1"):
+        interpreter.run(source(16), {}, [[torch.ones(5, 48, 3)]])
+    (((first,),)) = interpreter.run(source(10), {}, [[torch.ones(2, 48, 3)]])
+    assert first.shape == (2, 10, 3)
