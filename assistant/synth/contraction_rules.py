@@ -7,13 +7,14 @@ contracted from the left. ``tensordot``, ``inner`` and ``bilinear`` are contract
 sum at all. Rules have the form that
 :mod:`drk.assistant.synth.decompositions` describes; they are for inference.
 
-Left out: ellipses, indices repeated within a tensor, indices that only one tensor has and the result lacks, results
-whose memory order would be another than the library's.
+Left out: ellipses that broadcast or stand behind indices, indices repeated within a tensor, indices that only one
+tensor has and the result lacks, results whose memory order would be another than the library's.
 """
 
 from __future__ import annotations
 
 import math
+import string
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from itertools import pairwise
@@ -61,7 +62,9 @@ def contracted(node: Node, draft: Draft, operands: list[Indexed], result: str) -
     later = set(result).union(*(item.indices for item in others))
     kept = [index for index in dict.fromkeys(first.indices + second.indices) if index in later]
     both = [index for index in kept if index in first.indices and index in second.indices]
-    middle = "".join([*both, *(index for index in kept if index not in both)])
+    order = {index: place for place, index in enumerate(result)}
+    alone = sorted((index for index in kept if index not in both), key=lambda index: order.get(index, len(order)))
+    middle = "".join([*both, *alone])
     sizes = _sizes(draft, [first, second])
     if sizes is None:
         return None
@@ -224,6 +227,7 @@ def _outer(node: Node, draft: Draft, operands: tuple[Indexed, Indexed], result: 
 
 
 def _einsum(node: Node, draft: Draft) -> Ref | None:
+    node = _without_dots(node, draft)
     found = THIN_RULES["einsum"](node, draft)
     equation, tensors = node.args[:2]
     known = isinstance(equation, str) and all(isinstance(item, Ref) and item.name in draft.metas for item in tensors)
@@ -238,6 +242,28 @@ def _einsum(node: Node, draft: Draft) -> Ref | None:
         return None
     operands = [Indexed(ref, letters) for ref, letters in zip(tensors, indices, strict=True)]
     return contracted(node, draft, operands, result) if _sizes(draft, operands) else None
+
+
+def _without_dots(node: Node, draft: Draft) -> Node:
+    """The contraction with letters of their own where ``...`` stood for the leading dimensions of all tensors alike."""
+    equation, tensors = node.args[:2]
+    if not isinstance(equation, str) or not isinstance(tensors, tuple) or "->" not in equation:
+        return node
+    sides, _, result = equation.replace(" ", "").partition("->")
+    parts = sides.split(",")
+    if len(parts) != len(tensors) or not all(isinstance(item, Ref) and item.name in draft.metas for item in tensors):
+        return node
+    dotted = [
+        draft.metas[ref.name].shape[: len(draft.metas[ref.name].shape) - len(part) + 3]
+        for ref, part in zip(tensors, parts, strict=True)
+        if part.startswith("...")
+    ]
+    if not dotted or any(shape != dotted[0] for shape in dotted) or not result.startswith("..."):
+        return node
+    free = [letter for letter in string.ascii_letters if letter not in equation]
+    leading = "".join(free[: len(dotted[0])])
+    written = ",".join(part.replace("...", leading) for part in parts) + "->" + result.replace("...", leading)
+    return node if "." in written else replace(node, args=(written, *node.args[1:]))
 
 
 def _tensordot(node: Node, draft: Draft) -> Ref | None:

@@ -17,6 +17,7 @@ EQUATIONS = (
     "ihd,hdk->ik",  # two indices are summed over
     "bij,bjk->ki",
     "bi,oij,bj->bo",
+    "bhdl,bhqd,bhq->bhql",  # linear attention: the middle one in the result's order
 )
 
 
@@ -31,6 +32,17 @@ def test_contractions_are_products_of_views(check, equation):
     compiled = check(module, *_arguments(equation), factor=3.0)
     assert "einsum" not in compiled.source.split("class ModelNew")[1]
     assert any(region.kind == "matmul" for region in compiled.regions)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes"),
+    [("...id,jd->...ij", [(2, 3, 5, 16), (7, 16)]), ("... i j, ... j k -> ... i k", [(4, 5, 6), (4, 6, 7)])],
+)
+def test_leading_dimensions_may_be_dots(check, equation, shapes):
+    compiled = check(
+        Function(lambda _, *args: torch.einsum(equation, *args) * 2), *map(torch.randn, shapes), factor=3.0
+    )
+    assert "einsum" not in compiled.source.split("class ModelNew")[1]
 
 
 def test_a_contraction_runs_at_other_sizes_too(check):
@@ -61,7 +73,7 @@ def test_bilinear_layers(check):
     assert [kernel.name for kernel in compiled.kernels] == ["matmul", "mul_sum_add_relu"]
 
 
-@pytest.mark.parametrize("equation", ["ab,ba->ab", "ii,i->i", "...ij,jk->...ik", "bjqi,bij->bq"])
+@pytest.mark.parametrize("equation", ["ab,ba->ab", "ii,i->i", "ij...,jk->ik...", "bjqi,bij->bq"])
 def test_other_equations_stay_as_they_are(graph_of, equation):
     from drk.assistant.synth.rewrites import rewrite
 
