@@ -162,6 +162,22 @@ def launchables(files: frozenset[str]) -> list[Any]:
     return [thing for thing in gc.get_objects() if type(thing) in kinds and thing.fn.__code__.co_filename in files]
 
 
+def names_of_their_own(files: frozenset[str]) -> set[str]:
+    """Return the names of the functions from ``files`` that can be launched, but for those that Inductor's bear too.
+
+    ``torch.compile`` names its kernels by what they do, and anybody can name theirs so.
+    """
+    own, compiled = set[str](), set[str]()
+    for thing in gc.get_objects():
+        if type(thing) in (JITFunction, InterpretedFunction):
+            name, module = str(getattr(thing.fn, "__name__", "")), str(getattr(thing.fn, "__module__", ""))
+            if thing.fn.__code__.co_filename in files:
+                own.add(name)
+            elif module.startswith("torch."):
+                compiled.add(name)
+    return own - compiled
+
+
 def reachable(functions: list[Any]) -> set[int]:
     """Return the ids of the JIT functions that ``functions`` call, themselves included (by globals and closures)."""
     seen: dict[int, Any] = {}

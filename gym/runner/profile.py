@@ -65,7 +65,7 @@ def profile(session: Session, message: dict[str, Any]) -> dict[str, Any]:
             proton.finalize(session_id)
     launched = {int(row["handle"]): row for row in census.rows()}
     times = device_times(path.with_suffix(".hatchet"))
-    own_names = {str(function.fn.__name__) for function in triton_adapter.launchables(frozenset(owned))}
+    own_names = triton_adapter.names_of_their_own(frozenset(owned))
     runs = len(calls)
     calls.clear()
     if session.role == "reference":

@@ -158,6 +158,18 @@ def test_functions_are_found_by_file_and_followed_by_calls(candidate):
     assert SOURCE.splitlines()[line - 1] == "def top("
 
 
+def test_a_name_that_the_compiler_gives_too_is_nobodys_own(candidate, tmp_path):
+    _, path = candidate
+    assert triton_adapter.names_of_their_own(frozenset({path})) == {"leaf", "middle", "top", "alone"}
+    generated = tmp_path / "c1.py"
+    generated.write_text("import triton\n\n@triton.jit\ndef leaf(x):\n    return x\n")
+    spec = importlib.util.spec_from_file_location("torch._inductor.runtime.compile_tasks.c1", generated)
+    compiled = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(compiled)
+    assert compiled.leaf is not None
+    assert triton_adapter.names_of_their_own(frozenset({path})) == {"middle", "top", "alone"}
+
+
 def test_compile_hook_keeps_one_that_was_there(candidate, driver, monkeypatch):
     module, _ = candidate
     seen, outer = [], []
