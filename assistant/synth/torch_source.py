@@ -174,8 +174,8 @@ def _sized(node: Node, args: tuple[Any, ...], names: Mapping[str, str], sizes: S
 def kept_sizes(node: Node, metas: Mapping[str, TensorMeta], sizes: SizeConstants) -> frozenset[int]:
     """Sizes of the inputs that ``node`` depends on in a way that the graph does not tell.
 
-    What makes a tensor of such a size may have meant one dimension or another; a slice that begins or ends at a simple
-    fraction of a dimension may have computed it.
+    What makes or resizes to such a size may have meant one dimension or another; a slice that begins or ends at a
+    simple fraction of a dimension may have computed it, and a pooling to such a fraction too.
     """
     if node.bare_op in _MAKING:
         given = [arg for place in _SIZE_POSITIONS[node.bare_op] for arg in node.args[place : place + 1]]
@@ -185,6 +185,13 @@ def kept_sizes(node: Node, metas: Mapping[str, TensorMeta], sizes: SizeConstants
         size = metas[node.args[0].name].shape[node.args[1]]
         ends = [item for item in node.args[2:4] if type(item) is int and LEAST_PART <= item < size]
         return frozenset(size for item in ends for parts in _FRACTIONS if item * parts % size == 0)
+    given = node.args[1] if len(node.args) > 1 and isinstance(node.args[1], tuple) else ()
+    if node.bare_op.startswith("upsample_"):
+        return frozenset(item for item in given if type(item) is int and item >= LEAST)
+    if node.bare_op.startswith("adaptive_") and isinstance(node.args[0], Ref) and node.args[0].name in metas:
+        before = metas[node.args[0].name].shape[-len(given) :] if given else ()
+        pairs = zip(before, given, strict=True)
+        return frozenset(size for size, item in pairs if item >= LEAST_PART and size in {item * n for n in range(1, 9)})
     return frozenset()
 
 

@@ -64,3 +64,19 @@ def test_a_quarter_may_have_been_computed(interpreter, graph_of):
         interpreter.run(source(16), {}, [[torch.ones(5, 48, 3)]])
     (((first,),)) = interpreter.run(source(10), {}, [[torch.ones(2, 48, 3)]])
     assert first.shape == (2, 10, 3)
+
+
+@pytest.mark.parametrize(
+    ("forward", "dims"),
+    [
+        (lambda _, x, y: F.interpolate(x, size=y.shape[2:], mode="bilinear") + y, (2, 3)),
+        (lambda _, x, y: F.adaptive_max_pool2d(x, (None, 2)).relu() + y.sum(), (2,)),
+        (lambda _, x, y: F.interpolate(x, scale_factor=0.5, mode="area").relu() + y.sum(), (2, 3)),
+        (lambda _, x, y: F.adaptive_avg_pool2d(x, (7, 5)).relu() + y.sum(), ()),
+    ],
+)
+def test_sizes_that_images_are_brought_to_are_kept(forward, dims, graph_of):
+    graph = graph_of(Function(forward), torch.randn(2, 3, 32, 48), torch.randn(2, 3, 64, 64))
+    checks = compile_graph(graph, variants(graph)[0]).source.split("def forward")[1]
+    shown = {place for place in range(4) for item in (0, 1) if f"if args[{item}].shape[{place}] !=" in checks}
+    assert shown == set(dims)
