@@ -26,7 +26,9 @@ from drk.assistant.synth.pointwise_rules import POINTWISE_RULES
 from drk.assistant.synth.product_rules import PRODUCT_RULES
 from drk.assistant.synth.reduction_rules import REDUCTION_RULES, reducible
 from drk.assistant.synth.row_totals import TOTAL_RULES
+from drk.assistant.synth.running_places import RUNNING_RULES
 from drk.assistant.synth.scatters import SCATTER_RULES
+from drk.assistant.synth.shown_rules import SHOWN_RULES
 from drk.assistant.synth.tally_rules import TALLY_RULES
 from drk.assistant.synth.thin_rules import THIN_RULES
 from drk.gym.graph import Node, Ref, TensorMeta
@@ -351,5 +353,7 @@ DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     **DISTANCE_RULES,
     **SCATTER_RULES,
     **ORDER_RULES,
+    **RUNNING_RULES,
+    **SHOWN_RULES,
     **CELL_RULES,
 }

@@ -50,7 +50,7 @@ def order_of(node: Node, metas: Mapping[str, TensorMeta]) -> Order | None:
     return Order(node, source.name, count if name == "topk" else None, largest, result == "indices")
 
 
-def _fits(meta: TensorMeta, dim: int, count: int | None) -> bool:
+def fits(meta: TensorMeta, dim: int, count: int | None) -> bool:
     """Whether a kernel can order rows of a tensor."""
     rank = len(meta.shape)
     if not rank or dim % rank != rank - 1 or meta.dtype not in FLOATS or meta.shape[-1] < 2:
@@ -74,7 +74,7 @@ def _results(node: Node, draft: Draft, op: str, count: int | None, largest: bool
 def _topk(node: Node, draft: Draft) -> Ref | None:
     x, count = node.args[0], node.args[1] if len(node.args) > 1 else node.kwargs.get("k")
     dim, largest = argument(node, 2, "dim", -1), argument(node, 3, "largest", True)
-    if type(count) is int and count > 0 and type(dim) is int and _fits(draft.metas[x.name], dim, count):
+    if type(count) is int and count > 0 and type(dim) is int and fits(draft.metas[x.name], dim, count):
         names = _results(node, draft, "topk", count, largest is True)
         draft.renamed |= {f"{node.name}[{place}]": name for place, name in names.items()}
     return None
@@ -89,7 +89,7 @@ def _direction(node: Node) -> tuple[object, bool]:
 
 def _sort(node: Node, draft: Draft) -> Ref | None:
     dim, descending = _direction(node)
-    if type(dim) is int and _fits(draft.metas[node.args[0].name], dim, None):
+    if type(dim) is int and fits(draft.metas[node.args[0].name], dim, None):
         names = _results(node, draft, "sort", None, descending)
         draft.renamed |= {f"{node.name}[{place}]": name for place, name in names.items()}
     return None
@@ -97,7 +97,7 @@ def _sort(node: Node, draft: Draft) -> Ref | None:
 
 def _argsort(node: Node, draft: Draft) -> Ref | None:
     x, (dim, descending) = node.args[0], _direction(node)
-    if type(dim) is not int or not _fits(draft.metas[x.name], dim, None):
+    if type(dim) is not int or not fits(draft.metas[x.name], dim, None):
         return None
     own = replace(node, op="aten.sort.indices", args=(x, None, descending), kwargs={}, metas=(node.meta,))
     return draft.append(own, "sorted_indices")

@@ -30,6 +30,7 @@ from drk.assistant.synth.regions import Facts, Region, Rules, build_region, fact
 from drk.assistant.synth.resamples import resample_of
 from drk.assistant.synth.resampling_region import build_resampling_region
 from drk.assistant.synth.row_joins import joined_of
+from drk.assistant.synth.running_places import build_places_region, places_of
 from drk.assistant.synth.scan_region import build_scan_region, is_flip, is_scan
 from drk.assistant.synth.scatter_region import build_scatter_region
 from drk.assistant.synth.scatters import scatter_of
@@ -72,6 +73,7 @@ _Build = Callable[[list[Node], Facts], Region | None]
 _ALONE: Sequence[tuple[_Read, _Build]] = (
     (order_of, build_order_region),
     (bags_of, build_bag_region),
+    (places_of, build_places_region),
     (patches_of, build_patch_region),
     (grid_sample_of, build_grid_region),
 )

@@ -42,6 +42,7 @@ from drk.assistant.synth.ragged import write_bags
 from drk.assistant.synth.regions import Region
 from drk.assistant.synth.resampling import write_resampling
 from drk.assistant.synth.row_reduction import write_row
+from drk.assistant.synth.running_places import write_places
 from drk.assistant.synth.scan import write_scan
 from drk.assistant.synth.scattering import write_scatter
 from drk.assistant.synth.scatters import NOTE as NO_ORDER
@@ -215,6 +216,7 @@ _WRITERS = {
     "bags": write_bags,
     "order": write_order,
     "ordered": write_ordered,
+    "places": write_places,
     "patches": write_patches,
     "grid": write_grid_sample,
     "sums": write_sums,

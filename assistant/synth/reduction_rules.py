@@ -1,7 +1,7 @@
 """Reductions in PyTorch's many forms, written as the few that kernels know.
 
-``std``, ``var`` by dimension, with their means too, vector norms, ``max`` and ``min`` with their indices, running
-extremes without them, cosine similarity, pairwise distances, and pooling to a single element. Rules have the form that
+``std``, ``var`` by dimension, with their means too, vector norms, ``max`` and ``min`` with their indices, cosine
+similarity, pairwise distances, and pooling to a single element. Rules have the form that
 :mod:`drk.assistant.synth.decompositions` describes.
 
 Left out: variances with corrections other than 0 and 1, norms of matrices but Frobenius'.
@@ -178,17 +178,6 @@ def _both_extremes(node: Node, draft: Draft) -> Ref | None:
     return None
 
 
-def _running_extreme(node: Node, draft: Draft) -> Ref | None:
-    """``cummax(x, dim)`` gives values and indices; where only one of them is read, values are a scan of their own."""
-    x, first = node.args[0], node.metas[0]
-    read = [user for user in draft.users.get(node.name, ()) if draft.users.get(user)]
-    if node.op.split(".")[-1] != "default" or first is None or first.dtype not in FLOATS or len(read) != 1:
-        return None
-    alone = replace(node, op=f"aten.{node.bare_op}.values", args=(x, node.args[1]), kwargs={}, metas=(first,))
-    draft.renamed[f"{node.name}[0]"] = draft.append(alone, f"running_{node.bare_op[3:]}").name
-    return None
-
-
 def _largest_alone(node: Node, draft: Draft) -> Ref | None:
     """Adaptive pooling gives values and indices; where only values are read, they are an operator of their own."""
     first = node.metas[0]
@@ -332,8 +321,6 @@ REDUCTION_RULES: Mapping[str, Rule] = {
     "argmin": _of_everything,
     "max": _extreme,
     "min": _extreme,
-    "cummax": _running_extreme,
-    "cummin": _running_extreme,
     "adaptive_avg_pool1d": _pool_to_one,
     "adaptive_avg_pool2d": _pool_to_one,
     "adaptive_avg_pool3d": _pool_to_one,
