@@ -116,7 +116,7 @@ class Sides:
         self._split(origin, own)
 
     def _rolled(self, shift: int, size: str) -> str:
-        return str(shift % int(size)) if is_number(size) else f"{shift} % {size}"
+        return str(shift % int(size)) if is_number(size) else f"{shift} % " + (f"({size})" if " " in size else size)
 
     def _split(self, atom: int, index: Index) -> None:
         """Append the statements of the parts that a bent index was split into."""

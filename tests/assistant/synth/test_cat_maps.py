@@ -199,3 +199,14 @@ def test_joins_compile_for_a_gpu(graph_of, offline_compile):
     compiled = compile_graph(graph := graph_of(module, torch.randn(2, 32, 24, 24)), variants(graph)[0])
     assert kinds(compiled) == ["mapped"] * 3
     assert all(row["spill_bytes"] == 0 for row in offline_compile(compiled.source, [2, 32, 24, 24]))
+
+
+@pytest.mark.parametrize("shift", [2, -3])
+def test_windows_put_together_and_rolled(check, shift):
+    """Sizes of a rolled dimension that is two of the input's are one number where the shift is brought inside it."""
+
+    def forward(_, windows):
+        image = (windows * 2).view(-1, 2, 2, 4, 4, 3).permute(0, 1, 3, 2, 4, 5).contiguous().view(-1, 8, 8, 3)
+        return torch.roll(image, (shift, shift), (1, 2)) + 1
+
+    check(Function(forward), torch.randn(12, 16, 3), calls=[[torch.randn(20, 16, 3)]])
