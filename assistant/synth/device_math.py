@@ -16,6 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from drk.assistant.synth.gamma_math import GAMMA
 from drk.assistant.synth.rounding_math import ROUNDING
 from drk.assistant.synth.special_math import SPECIAL
 
@@ -344,6 +345,7 @@ def sign(x):
 ''',
     **ROUNDING,
     **SPECIAL,
+    **GAMMA,
 }
 """Source text of each device function by its name."""
 

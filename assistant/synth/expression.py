@@ -5,7 +5,7 @@ rounded once at the store, so a fused chain rounds less often than eager PyTorch
 type. Division is IEEE (``tl.div_rn``), powers with small integer exponents are products, other powers (tensors as
 exponents too) and activations are the device functions of :mod:`drk.assistant.synth.device_math`.
 
-Left out: float64 and complex values, random operators, gamma and Bessel functions; such nodes stay torch operators in
+Left out: float64 and complex values, random operators, Bessel functions; such nodes stay torch operators in
 the emitted module.
 """
 
@@ -42,7 +42,7 @@ _EXPENSIVE = frozenset(
         *("logaddexp2", "xlogy"),
     }
 )
-_VERY_EXPENSIVE = frozenset({"fmod", "remainder", "floor_divide", "atan2"})
+_VERY_EXPENSIVE = frozenset({"lgamma", "digamma", "fmod", "remainder", "floor_divide", "atan2"})
 
 
 def is_pointwise(node: Node, metas: Mapping[str, TensorMeta]) -> bool:

@@ -224,6 +224,7 @@ LOWERINGS: Mapping[str, Callable[[Node, Text], str]] = {
     "cosh": _unary("cosh({})"), "asinh": _unary("asinh({})"), "acosh": _unary("acosh({})"),
     "atanh": _unary("atanh({})"), "tan": _unary("tan({})"),
     "log10": _unary("tl.log({}) * 0.4342944819032518"), "erfc": _unary("erfc({})"), "erfinv": _unary("erfinv({})"),
+    "lgamma": _unary("log_gamma({})"), "digamma": _unary("digamma({})"),
     "special_ndtr": _unary("0.5 * erfc({} * -0.7071067811865476)"), "special_entr": _unary("entropy_term({})"),
     "deg2rad": _unary("{} * 0.017453292519943295"), "rad2deg": _unary("{} * 57.29577951308232"),
     "isnan": _unary("is_nan({})"), "isinf": _unary('tl.abs({}) == float("inf")'),

@@ -24,7 +24,8 @@ _NAMES: Mapping[str, str] = {
     "less_equal": "le", "not_equal": "ne", "special_expit": "sigmoid", "special_exp2": "exp2",
     "special_expm1": "expm1", "special_log1p": "log1p", "special_erf": "erf", "special_erfc": "erfc",
     "special_erfinv": "erfinv", "special_logit": "logit", "special_round": "round", "special_sinc": "sinc",
-    "special_xlogy": "xlogy", "arctan2": "atan2", "arctan": "atan", "arcsin": "asin", "arccos": "acos",
+    "special_xlogy": "xlogy", "special_gammaln": "lgamma", "special_psi": "digamma", "special_digamma": "digamma",
+    "arctan2": "atan2", "arctan": "atan", "arcsin": "asin", "arccos": "acos",
     "arcsinh": "asinh", "arccosh": "acosh", "arctanh": "atanh", "__and__": "bitwise_and", "__or__": "bitwise_or",
     "__xor__": "bitwise_xor", "__lshift__": "bitwise_left_shift", "__rshift__": "bitwise_right_shift",
 }  # fmt: skip

@@ -6,7 +6,7 @@ infinities and what is undefined come out as PyTorch has them. Polynomials are m
 functions are Cephes', those of the inverse error function (in w = -log(1 - x**2), as Giles' single precision ones) and
 of the complementary one (a scaled ``erfcx``) were fitted for here.
 
-Left out: gamma and Bessel functions.
+Left out: Bessel functions; the gamma function's are in :mod:`drk.assistant.synth.gamma_math`.
 """
 
 from __future__ import annotations
