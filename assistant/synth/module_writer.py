@@ -26,7 +26,7 @@ from drk.assistant.synth.device_math import FUNCTIONS, closure
 from drk.assistant.synth.graphed import ATTRIBUTE, IMPORTS, METHOD, graphed_calls
 from drk.assistant.synth.launch import launch_parts
 from drk.assistant.synth.size_constants import size_constants
-from drk.assistant.synth.torch_source import kept_sizes, torch_call
+from drk.assistant.synth.torch_source import kept_sizes, rooted_sizes, torch_call
 from drk.gym.graph import Graph, Node, Pack, Parameter, Placeholder, Ref, State, Symbol, references
 
 _WEIGHTS = ("parameter", "buffer")
@@ -359,12 +359,20 @@ def _ambiguous_sizes(graph: Graph, tensors: Sequence[Placeholder]) -> list[str]:
     """Refuse other sizes where the graph does not tell what depends on them."""
     sizes, metas = size_constants(graph), graph.metas()
     numbers = {number for node in graph.nodes for number in kept_sizes(node, metas, sizes)}
+    roots = {number for node in graph.nodes for number in rooted_sizes(node)}
+    cuts = [node for node in graph.nodes if node.bare_op == "chunk" and node.args[0].name in metas]
+    dims = [node.args[2] if len(node.args) > 2 else node.kwargs.get("dim", 0) for node in cuts]
+    parts = {metas[node.args[0].name].shape[dim]: node.args[1] for node, dim in zip(cuts, dims, strict=True)}
     lines = []
     for item in tensors:
-        dims = [dim for dim, size in enumerate(item.meta.shape) if size in numbers]
-        for dim in dims:
-            message = repr(f"these kernels were made for {item.path} with {item.meta.shape[dim]} in dimension {dim}")
-            lines += [f"if {item.path}.shape[{dim}] != {item.meta.shape[dim]}:", f"    raise ValueError({message})"]
+        for dim, size in enumerate(item.meta.shape):
+            last = dim + 1 == len(item.meta.shape)
+            if size in numbers or (last and size in roots):
+                message = repr(f"these kernels were made for {item.path} with {size} in dimension {dim}")
+                lines += [f"if {item.path}.shape[{dim}] != {size}:", f"    raise ValueError({message})"]
+            elif size in parts and size % parts[size] == 0:
+                message = repr(f"these kernels cut dimension {dim} of {item.path} into {parts[size]} equal parts")
+                lines += [f"if {item.path}.shape[{dim}] % {parts[size]}:", f"    raise ValueError({message})"]
     return lines
 
 

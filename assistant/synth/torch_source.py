@@ -195,6 +195,16 @@ def kept_sizes(node: Node, metas: Mapping[str, TensorMeta], sizes: SizeConstants
     return frozenset()
 
 
+def rooted_sizes(node: Node) -> frozenset[int]:
+    """Sizes whose root ``node`` may scale by, as attention does by that of its heads' width."""
+    number = node.args[1] if node.bare_op in {"mul", "div"} and len(node.args) > 1 else None
+    if type(number) is not float or not 0.0 < number < math.inf:
+        return frozenset()
+    size = round(number**-2 if number < 1.0 else number**2)
+    roots = {size**0.5, size**-0.5, 1.0 / size**0.5} if size >= LEAST_PART else set()
+    return frozenset({size} if number in roots else ())
+
+
 _MAKING = frozenset(_SIZE_POSITIONS) - {"expand", "slice", "repeat", "tile"}
 _FRACTIONS = range(2, 9)
 LEAST_PART = 16

@@ -80,3 +80,17 @@ def test_sizes_that_images_are_brought_to_are_kept(forward, dims, graph_of):
     checks = compile_graph(graph, variants(graph)[0]).source.split("def forward")[1]
     shown = {place for place in range(4) for item in (0, 1) if f"if args[{item}].shape[{place}] !=" in checks}
     assert shown == set(dims)
+
+
+def test_roots_and_equal_parts_are_of_the_sizes_they_were_made_for(graph_of):
+    def attend(_, q, k, v):
+        half = v.shape[-1] // 2
+        turned = torch.cat((-v[..., half:], v[..., :half]), -1)
+        return (q @ k.mT / q.shape[-1] ** 0.5).softmax(-1) @ (v + turned)
+
+    q, k, v = torch.randn(2, 3, 9, 64), torch.randn(2, 3, 9, 64), torch.randn(2, 3, 9, 80)
+    graph = graph_of(Function(attend), q, k, v)
+    checks = compile_graph(graph, variants(graph)[0]).source.split("def forward")[1]
+    assert [f"if args[{place}].shape[3] != 64:" in checks for place in range(3)] == [True, True, False]
+    assert "if args[2].shape[3] % 2:" in checks
+    assert "shape[0] !=" not in checks
