@@ -178,8 +178,8 @@ def kept_sizes(node: Node, metas: Mapping[str, TensorMeta], sizes: SizeConstants
     simple fraction of a dimension may have computed it, and a pooling to such a fraction too.
     """
     if node.bare_op in _MAKING:
-        given = [arg for place in _SIZE_POSITIONS[node.bare_op] for arg in node.args[place : place + 1]]
-        numbers = {item for arg in given for item in (arg if isinstance(arg, tuple) else (arg,)) if type(item) is int}
+        made = [arg for place in _SIZE_POSITIONS[node.bare_op] for arg in node.args[place : place + 1]]
+        numbers = {item for arg in made for item in (arg if isinstance(arg, tuple) else (arg,)) if type(item) is int}
         return frozenset(item for item in numbers if item >= LEAST and not sizes.explains(item))
     if node.op == "aten.slice.Tensor" and len(node.args) > 2 and node.args[0].name in metas:
         size = metas[node.args[0].name].shape[node.args[1]]
