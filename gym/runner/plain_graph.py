@@ -27,7 +27,7 @@ AUTOCAST = "drk_autocast"
 # fmt: off
 _FRESH = frozenset((
     "conv1d", "conv2d", "conv3d", "conv_transpose1d", "conv_transpose2d", "conv_transpose3d", "convolution", "linear",
-    "matmul", "mm", "bmm", "addmm", "baddbmm", "einsum", "add", "sub", "mul", "div", "neg", "pow", "exp", "sqrt",
+    "matmul", "mm", "bmm", "addmm", "baddbmm", "add", "sub", "mul", "div", "neg", "pow", "exp", "sqrt",
     "rsqrt", "sigmoid", "tanh", "relu", "gelu", "silu", "elu", "leaky_relu", "softmax", "log_softmax", "mean", "sum",
     "layer_norm", "group_norm", "rms_norm", "batch_norm", "cat", "stack", "where", "zeros", "ones", "full", "empty",
     "zeros_like", "ones_like", "full_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty",
@@ -36,7 +36,10 @@ _FRESH = frozenset((
     "scatter_add", "eq", "ne", "lt", "le", "gt", "ge", "clamp", "abs", "hardtanh", "hardswish", "hardsigmoid", "relu6",
 ))
 # fmt: on
-"""Operators (bare names) whose result always is a new tensor that shares memory with nothing."""
+"""Operators (bare names) whose result always is a new tensor that shares memory with nothing.
+
+``einsum`` is none: where it only permutes it returns a view.
+"""
 # fmt: off
 _IN_PLACE = frozenset((
     "relu_", "relu6_", "leaky_relu_", "elu_", "selu_", "celu_", "silu_", "mish_", "gelu_", "sigmoid_", "tanh_",

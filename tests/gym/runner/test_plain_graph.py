@@ -93,7 +93,16 @@ def perhaps_the_same(_, x, y):
     return kept, out
 
 
-@pytest.mark.parametrize("function", [viewed, of_a_view, of_an_input, compared, perhaps_the_same])
+def of_a_permuting_einsum(_, x, y):
+    turned = torch.einsum("ij->ji", x)
+    turned.mul_(2.0)
+    return x + y
+
+
+LEFT = [viewed, of_a_view, of_an_input, compared, perhaps_the_same, of_a_permuting_einsum]
+
+
+@pytest.mark.parametrize("function", LEFT)
 def test_what_others_may_see_is_left_to_the_export_and_the_graph_is_as_it_was(function):
     graph = exported(function, torch.randn(3, 4), torch.randn(3, 4)).graph
     before = str(graph)
