@@ -216,9 +216,8 @@ class Session:
         ``both_passes`` (backward kernels too, without autograd).
         """
         options = self.options(message)
-        module, snapshot = self.built, self.snapshot
-        if options.variant == "float64":
-            module, snapshot = self.truth_module()
+        exact = options.variant == "float64"
+        module, snapshot = self.truth_module() if exact else (self.built, self.snapshot)
         if "restore" in message:
             snapshot.restorable = frozenset((str(part), str(key)) for part, key in message["restore"])
         if self.device != "cpu":

@@ -33,9 +33,7 @@ def test_text_that_is_no_python(source: str, kind: str) -> None:
     assert len(failure.message) < 300
 
 
-@pytest.mark.parametrize(
-    "source", ["x = 1\n", "\ufeffx = 1\n", "# coding: rot13\nx = 1\n"]
-)
+@pytest.mark.parametrize("source", ["x = 1\n", "\ufeffx = 1\n", "# coding: rot13\nx = 1\n"])
 def test_text_that_is_python(source: str) -> None:
     assert parse_candidate(source)
 
