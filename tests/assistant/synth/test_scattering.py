@@ -141,7 +141,7 @@ def test_special_values_come_through(interpreter, graph_of):
     torch.testing.assert_close(got, module(x, ids), equal_nan=True)
 
 
-def test_rows_are_added_four_elements_at_a_time(graph_of, offline_compile):
+def test_segment_sums_compile_for_hopper(graph_of, offline_compile):
     graph = graph_of(Function(lambda _, x: torch.zeros(64, 96).index_add(0, x[:, 0].long(), x)), torch.rand(256, 96))
     (kernel,) = [
         item
