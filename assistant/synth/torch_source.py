@@ -55,6 +55,7 @@ _SIZE_POSITIONS: Mapping[str, tuple[int, ...]] = {
     "linspace": (2,),
     "triu_indices": (0, 1),
     "repeat": (1,),
+    "affine_grid_generator": (1,),
     "tile": (1,),
     "slice": (2, 3),
 }
