@@ -52,7 +52,7 @@ def test_a_dry_run_with_a_model_measures_prompts_and_memory(capsys: pytest.Captu
     words = ["train", "rl", "--config", "nano", "--set", f"model.path={make_policy(tmp_path)}", "--dry-run"]
     assert run([*words, "--format", "json"]) == 0
     facts = json.loads(capsys.readouterr().out)
-    assert facts["prompt_tokens"]["max"] <= facts["prompt_tokens"]["room"] == 1280
+    assert facts["prompt_tokens"]["max"] <= facts["prompt_tokens"]["room"] == 1024
     assert facts["memory_gb_estimate"]["states"] == pytest.approx(facts["parameters"] * 16 / 1e9, abs=1e-3)
 
 
