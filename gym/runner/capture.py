@@ -17,7 +17,7 @@ import math
 import operator
 import re
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -27,7 +27,7 @@ from torch.utils import _pytree as pytree
 
 from drk.gym.runner.autocast_casts import write_casts
 from drk.gym.runner.plain_graph import AUTOCAST, make_functional, mutates, size_by_values, write_out_blocks
-from drk.gym.runner.unchecked import without_looks
+from drk.gym.runner.unchecked import without_gradients, without_looks, without_modes
 
 GRAPH_VERSION = 1
 MAX_INLINE_ELEMENTS = 64
@@ -82,8 +82,8 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
             if hidden and not torch._C._len_torch_function_stack():
                 continue
             try:
-                hiding = _without_modes() if hidden else contextlib.nullcontext()
-                with warnings.catch_warnings(), hiding, _without_gradients(module), without_looks():
+                hiding = without_modes() if hidden else contextlib.nullcontext()
+                with warnings.catch_warnings(), hiding, without_gradients(module), without_looks():
                     warnings.simplefilter("ignore")
                     traced = method()
                 return _to_json(traced, module, args, kwargs)
@@ -91,31 +91,6 @@ def capture(module: torch.nn.Module, args: Sequence[Any], kwargs: dict[str, Any]
                 attempts[name] = f"{type(error).__name__}: {str(error)[:500]}"
     reasons = "; ".join(f"{name}: {reason[:200]}" for name, reason in attempts.items())
     raise CaptureError(f"the module could not be captured as a graph ({reasons})", attempts)
-
-
-@contextlib.contextmanager
-def _without_modes() -> Iterator[None]:
-    """Set aside the function modes of this thread: some decompositions trip over tensors that claim to be elsewhere."""
-    overrides: Any = torch.overrides
-    modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
-    try:
-        yield
-    finally:
-        for mode in reversed(modes):
-            overrides._push_mode(mode)
-
-
-@contextlib.contextmanager
-def _without_gradients(module: torch.nn.Module) -> Iterator[None]:
-    """Let no parameter ask for gradients: autograd ends the process on tensors that claim a device torch lacks."""
-    asking = [one for one in module.parameters() if one.requires_grad]
-    try:
-        for one in asking:
-            one.requires_grad_(False)
-        yield
-    finally:
-        for one in asking:
-            one.requires_grad_(True)
 
 
 # --- Methods -------------------------------------------------------------------------------------------------

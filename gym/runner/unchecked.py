@@ -1,4 +1,4 @@
-"""Functions of PyTorch that look at values before they compute, without that look, for the time of a capture.
+"""What is set aside for the time of a capture: looks at values, function modes, parameters' wish for gradients.
 
 A graph has no place for ``if torch.any(var < 0): raise``, so that a module which calls such a function could not be
 captured. What is computed is the same.
@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import math
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -57,3 +58,28 @@ def without_looks() -> Iterator[None]:
     finally:
         F.gaussian_nll_loss = original
         Distribution.set_default_validate_args(checking)
+
+
+@contextlib.contextmanager
+def without_modes() -> Iterator[None]:
+    """Set aside the function modes of this thread: some decompositions trip over tensors that claim to be elsewhere."""
+    overrides: Any = torch.overrides
+    modes = [overrides._pop_mode() for _ in range(torch._C._len_torch_function_stack())]
+    try:
+        yield
+    finally:
+        for mode in reversed(modes):
+            overrides._push_mode(mode)
+
+
+@contextlib.contextmanager
+def without_gradients(module: torch.nn.Module) -> Iterator[None]:
+    """Let no parameter ask for gradients: autograd ends the process on tensors that claim a device torch lacks."""
+    asking = [one for one in module.parameters() if one.requires_grad]
+    try:
+        for one in asking:
+            one.requires_grad_(False)
+        yield
+    finally:
+        for one in asking:
+            one.requires_grad_(True)
