@@ -30,7 +30,7 @@ def test_pools_agree_with_float64(check):
     def images(*shape):
         return [torch.randn(shape) for _ in POOLS]
 
-    others = [images(3, 4, 9, 8), images(1, 3, 40, 70), images(5, 3, 7, 33)]
+    others = [images(3, 4, 9, 8), images(1, 3, 20, 35), images(2, 3, 7, 33)]
     compiled = check(Each(POOLS), *images(2, 6, 13, 11), calls=others, factor=3.0)
     assert {region.kind for region in compiled.regions} == {"pool"}
     assert len(compiled.kernels) == len(POOLS)
