@@ -58,14 +58,14 @@ def new_documents(order: dict[str, Any], tokenizer: Any) -> Iterator[Document | 
 
 def renamed_documents(order: dict[str, Any], tokenizer: Any) -> Iterator[Document | None]:
     """Yield the pairs of shards under other names, None for one that does not fit."""
-    tokens = Tokens(tokenizer, order["context"])
-    stems = sorted(tokens.stems(Path(order["again"])))
+    tokens, folder = Tokens(tokenizer, order["context"]), Path(order["again"])
+    stems = tokens.stems(folder)
     rng = random.Random(f"renamed:{order['seed']}:{order['worker']}:{order['workers']}")
     renamer: Renamer | None = None
     while True:
         mixed: list[Document] = []
         for stem in rng.sample(stems, min(SHARDS_AT_ONCE, len(stems))):
-            mixed += tokens.read(Path(order["again"]), stem)[0]
+            mixed += tokens.read(folder, stem)[0]
         rng.shuffle(mixed)
         if renamer is None:
             renamer = Renamer(tokens.text(one) for one in mixed[:LEARNED_FROM])

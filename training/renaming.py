@@ -16,13 +16,15 @@ import ast
 import random
 import re
 from collections.abc import Iterable
+from typing import Literal
 
 from drk.assistant.synth.naming import is_kept
 from drk.training.dressing import Dress, Slot
 
+Kind = Slot | Literal["local"]
+
 SHORTEST = 3
 TRIES = 12
-LOCAL = "local"
 _WORD = re.compile(r"[A-Za-z_]\w*")
 _KEPT = frozenset(("forward", "get_inputs", "get_init_inputs", "self", "ModelNew"))
 
@@ -56,17 +58,12 @@ class Renamer:
         """Whether a name can be told from other words, and the compiler takes it as it is."""
         return len(name) >= SHORTEST and name not in self._usual and is_kept(name)
 
-    def _draw(self, dress: Dress, kind: Slot | str, taken: set[str]) -> str:
+    def _draw(self, dress: Dress, kind: Kind, taken: set[str]) -> str:
         for _ in range(TRIES):
-            found = dress.local() if kind == LOCAL else dress.name(_slot(kind))
+            found = dress.local() if kind == "local" else dress.name(kind)
             if found not in taken and self._is_free(found):
                 return found
         return ""
-
-
-def _slot(kind: Slot | str) -> Slot:
-    slots: dict[str, Slot] = {"input": "input", "attribute": "attribute", "class": "class"}
-    return slots.get(kind, "argument")
 
 
 def module_of(text: str) -> str:
@@ -74,7 +71,7 @@ def module_of(text: str) -> str:
     return text.split("<|user|>", 1)[-1].split("<|end|>", 1)[0]
 
 
-def own_names(source: str) -> dict[str, Slot | str]:
+def own_names(source: str) -> dict[str, Kind]:
     """Return the names that a module's file defines itself, each with its kind; none where it does not parse."""
     try:
         tree = ast.parse(source)
@@ -89,7 +86,7 @@ class _Names(ast.NodeVisitor):
     """``names`` that a file defines, and ``foreign`` ones that are somebody else's too."""
 
     def __init__(self) -> None:
-        self.names: dict[str, Slot | str] = {}
+        self.names: dict[str, Kind] = {}
         self.foreign: set[str] = set(_KEPT)
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
@@ -97,16 +94,16 @@ class _Names(ast.NodeVisitor):
         self.generic_visit(node)
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> None:
-        kind = "argument" if node.name == "__init__" else "input"
+        kind: Kind = "argument" if node.name == "__init__" else "input"
         for one in (*node.args.args, *node.args.kwonlyargs):
             self.names.setdefault(one.arg, kind)
         if not node.name.startswith("__"):
-            self.names.setdefault(node.name, LOCAL)
+            self.names.setdefault(node.name, "local")
         self.generic_visit(node)
 
     def visit_Name(self, node: ast.Name) -> None:
         if isinstance(node.ctx, ast.Store):
-            self.names.setdefault(node.id, LOCAL)
+            self.names.setdefault(node.id, "local")
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         if not (isinstance(node.value, ast.Name) and node.value.id == "self"):

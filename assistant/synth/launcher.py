@@ -76,6 +76,12 @@ def operand_layout_lines(operands: Sequence[Operand], names: Mapping[str, str], 
     return lines
 
 
+def row_major_lines(operand: Operand, names: Mapping[str, str], owned: frozenset[str]) -> list[str]:
+    """The line that makes an operand contiguous for a kernel that counts in rows, unless it is known to be."""
+    name = names[operand.value]
+    return [] if operand.value in owned and operand.meta.contiguous else [f"{name} = {name}.contiguous()"]
+
+
 def memory_format(operand: Operand) -> str:
     """Keyword argument that asks torch for a channels-last operand's layout, or an empty string."""
     if not operand.channels_last:

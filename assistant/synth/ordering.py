@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.domain import unaligned
 from drk.assistant.synth.draft import contiguous_meta
-from drk.assistant.synth.launcher import call_lines, function_source, kernel_source
+from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, row_major_lines
 from drk.assistant.synth.orders import MOST_PICKED, Order, order_of
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.regions import Facts, Region
@@ -58,9 +58,8 @@ def write_order(
     lines = _kernel_lines(first, source, results, picks=picks)
     title = f"Whole rows of {source} in registers, in order:"
     kernel = kernel_source(f"{name}_kernel", parameters, [title, *formula], lines)
-    known = first.source in owned and region.inputs[0].meta.contiguous
     launch = [
-        *([] if known else [f"{source} = {source}.contiguous()"]),
+        *row_major_lines(region.inputs[0], names, owned),
         f"n_cols = {source}.shape[-1]",
         f"n_rows = {source}.numel() // max(1, n_cols)",
         f"wanted = {first.count if first.count is not None else 'n_cols'}",

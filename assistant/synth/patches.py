@@ -17,7 +17,7 @@ from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.domain import unaligned
 from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
-from drk.assistant.synth.launcher import call_lines, function_source, kernel_source
+from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, row_major_lines
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.regions import Facts, Region
 from drk.gym.graph import Node, Ref, TensorMeta
@@ -90,9 +90,8 @@ def write_patches(
     title = "The windows over each pixel, added up:" if folds else "Each element of each window, zeros outside:"
     lines = [*_tile_lines(), *(_fold_lines if folds else _unfold_lines)(found, source, result)]
     kernel = kernel_source(f"{name}_kernel", parameters, [title, formula], lines)
-    known = found.source in owned and region.inputs[0].meta.contiguous
     launch = [
-        *([] if known else [f"{source} = {source}.contiguous()"]),
+        *row_major_lines(region.inputs[0], names, owned),
         *(_fold_sizes if folds else _unfold_sizes)(found, source, result),
         f"index_type = tl.int32 if max({source}.numel(), {result}.numel()) < 2**31 else tl.int64",
         f"block_n = min({WIDEST}, triton.next_power_of_2(n_cols))",

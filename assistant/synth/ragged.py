@@ -65,15 +65,26 @@ def write_bags(
     ]
     words = ["A bag for each program, a block of its rows at a time:", formula, OUTSIDE]
     kernel = kernel_source(f"{name}_kernel", parameters, words, _kernel_lines(bags, names))
+    lines = _launch_lines(bags, region, name, names, owned, block)
+    doc = f"Launch ``{name}_kernel`` with a program for each bag."
+    launcher = function_source(name, [names[value] for value in inputs], doc, lines, 1)
+    return KernelText(name, kernel, launcher, inputs, (bags.node.name,), formula)
+
+
+def _launch_lines(
+    bags: Bags, region: Region, name: str, names: Mapping[str, str], owned: frozenset[str], block: Block
+) -> list[str]:
+    table, ids, offsets = names[bags.table], names[bags.ids], names[bags.offsets]
+    result = f"out_{names[bags.node.name]}"
     values = [
-        *(names[value] for value in inputs),
+        *(names[operand.value] for operand in region.inputs),
         result,
         *("n_bags", "n_ids", "n_cols", f"{table}.shape[0]"),
         *(f"{table}.stride({axis})" for axis in (0, 1)),
         *(f"{names[value]}.stride(0)" for value in (bags.ids, bags.offsets)),
         *([f"{names[bags.weights]}.stride(0)"] if bags.weights else []),
     ]
-    lines = [
+    return [
         *operand_layout_lines([item for item in region.inputs if item.value == bags.table], names, owned),
         f"n_bags = {offsets}.shape[0]{' - 1' if bags.closed else ''}",
         f"n_ids = {ids}.shape[0]",
@@ -90,9 +101,6 @@ def write_bags(
         ),
         f"return {result}",
     ]
-    doc = f"Launch ``{name}_kernel`` with a program for each bag."
-    launcher = function_source(name, [names[value] for value in inputs], doc, lines, 1)
-    return KernelText(name, kernel, launcher, inputs, (bags.node.name,), formula)
 
 
 def _kernel_lines(bags: Bags, names: Mapping[str, str]) -> list[str]:

@@ -18,7 +18,7 @@ from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.domain import unaligned
 from drk.assistant.synth.draft import Draft, contiguous_meta
 from drk.assistant.synth.expression import FLOATS
-from drk.assistant.synth.launcher import call_lines, function_source, kernel_source
+from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, row_major_lines
 from drk.assistant.synth.ordering import LEAST
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.reduction_rules import Rule
@@ -87,37 +87,13 @@ def write_places(
     """Return kernel and launcher; ``owned`` values are known to be contiguous."""
     (node,), (operand,) = region.nodes, region.inputs
     source, result = names[operand.value], f"out_{names[node.name]}"
-    parameters = [
-        f"{source}_ptr",
-        f"{result}_ptr",
-        "n_rows",
-        "n_cols",
-        "BLOCK_M: tl.constexpr",
-        "BLOCK_N: tl.constexpr",
-    ]
+    parameters = [f"{source}_ptr", f"{result}_ptr", "n_rows", "n_cols"]
+    parameters += ["BLOCK_M: tl.constexpr", "BLOCK_N: tl.constexpr"]
     formula = f"{names[node.name]} = places of {node.bare_op}({source})"
-    loop = [
-        "cols = start + tl.arange(0, BLOCK_N)[None, :]",
-        "mask = row_mask & (cols < n_cols)",
-        f"x = tl.load({source}_ptr + rows * n_cols + cols, mask=mask, other=0.0).to(tl.float32)",
-        f"bits = tl.where(x != x, 2147483647, {PLACES[node.op]}ordered_bits(x))",
-        "keys = (bits.to(tl.int64) << 32) | cols.to(tl.int64)  # of equal ones the last wins",
-        f"keys = tl.where(cols < n_cols, keys, {LEAST})",
-        "reached = tl.maximum(tl.associative_scan(keys, 1, larger), carry)",
-        f"tl.store({result}_ptr + rows * n_cols + cols, reached & 4294967295, mask=mask)",
-        "carry = tl.maximum(carry, tl.max(keys, axis=1)[:, None])",
-    ]
-    lines = [
-        "rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]",
-        "row_mask = rows < n_rows",
-        f"carry = tl.full((BLOCK_M, 1), {LEAST}, dtype=tl.int64)",
-        "for start in range(0, n_cols, BLOCK_N):",
-        *(f"    {line}" for line in loop),
-    ]
-    kernel = kernel_source(f"{name}_kernel", parameters, ["Rows, tile by tile with a carry:", formula], lines)
-    known = operand.value in owned and operand.meta.contiguous
+    words = ["Rows, tile by tile with a carry:", formula]
+    kernel = kernel_source(f"{name}_kernel", parameters, words, _kernel_lines(node, source, result))
     launch = [
-        *([] if known else [f"{source} = {source}.contiguous()"]),
+        *row_major_lines(operand, names, owned),
         f"{result} = torch.empty_like({source}, dtype=torch.int64)",
         f"n_cols = {source}.shape[-1]",
         f"n_rows = {source}.numel() // max(1, n_cols)",
@@ -134,3 +110,24 @@ def write_places(
     doc = f"Launch ``{name}_kernel`` with one program for each block of rows."
     launcher = function_source(name, [source], doc, launch, 1)
     return KernelText(name, kernel, launcher, (operand.value,), (node.name,), formula)
+
+
+def _kernel_lines(node: Node, source: str, result: str) -> list[str]:
+    loop = [
+        "cols = start + tl.arange(0, BLOCK_N)[None, :]",
+        "mask = row_mask & (cols < n_cols)",
+        f"x = tl.load({source}_ptr + rows * n_cols + cols, mask=mask, other=0.0).to(tl.float32)",
+        f"bits = tl.where(x != x, 2147483647, {PLACES[node.op]}ordered_bits(x))",
+        "keys = (bits.to(tl.int64) << 32) | cols.to(tl.int64)  # of equal ones the last wins",
+        f"keys = tl.where(cols < n_cols, keys, {LEAST})",
+        "reached = tl.maximum(tl.associative_scan(keys, 1, larger), carry)",
+        f"tl.store({result}_ptr + rows * n_cols + cols, reached & 4294967295, mask=mask)",
+        "carry = tl.maximum(carry, tl.max(keys, axis=1)[:, None])",
+    ]
+    return [
+        "rows = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)[:, None]",
+        "row_mask = rows < n_rows",
+        f"carry = tl.full((BLOCK_M, 1), {LEAST}, dtype=tl.int64)",
+        "for start in range(0, n_cols, BLOCK_N):",
+        *(f"    {line}" for line in loop),
+    ]
