@@ -227,8 +227,9 @@ def _forward(
         launch = f"    def {METHOD}(self, {inputs}):\n{indent(body, 8)}\n"
         return f"{head}{indent([*checks, call], 8)}\n\n{launch}"
     body = _body(graph, steps, names)
+    words = set(re.findall(r"\w+", "\n".join(body)))
     for item in tensors:  # also those that only tell a size
-        if item.path != names[item.name] and re.search(rf"\b{names[item.name]}\b", "\n".join(body)):
+        if item.path != names[item.name] and names[item.name] in words:
             checks.append(f"{names[item.name]} = {item.path}")
     return f"{head}{indent([*checks, *body], 8)}\n"
 
