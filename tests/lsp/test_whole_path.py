@@ -46,7 +46,7 @@ def make_edits(params: dict[str, Any]) -> dict[str, bool]:
     return {"applied": True}
 
 
-@pytest.mark.slow
+@pytest.mark.long
 async def test_search_apply_test_and_restore(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(lsp_wire, "WAIT_S", 280.0)
     file = project / "model.py"

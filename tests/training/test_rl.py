@@ -176,7 +176,7 @@ LAUNCHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("way", ["ddp", "fsdp2"])
 def test_two_processes_give_the_first_gradient_of_one(tmp_path: Path, way: str) -> None:
     from policy_parts import make_policy

@@ -56,12 +56,6 @@ class Interpreter:
         self.process.stdout.close()
 
 
-@pytest.fixture(autouse=True)
-def seeded():
-    """Every test draws the same inputs each time."""
-    torch.manual_seed(0)
-
-
 @pytest.fixture(scope="session")
 def interpreter(tmp_path_factory):
     worker = Interpreter(tmp_path_factory.mktemp("interpreter"))
@@ -83,7 +77,8 @@ def graph_of():
 def errors():
     """(error, reference's own error): RMS against float64 relative to the truth's RMS, for the worst output.
 
-    The reference's is at least what rounding the result alone costs.
+    The reference's is at least what rounding the result alone costs: in an output of few elements, which it may hit by
+    luck, correspondingly more.
     """
 
     def measure(module, args, outputs):
@@ -100,7 +95,8 @@ def errors():
             ours, theirs = (
                 (item.double() - true.double()).square().mean().sqrt().item() / scale for item in (got, own)
             )
-            rounding = 0.4 * torch.finfo(own.dtype).eps if own.is_floating_point() else 0.0
+            luck = 1 + 2 / max(own.numel(), 1) ** 0.5
+            rounding = 0.4 * luck * torch.finfo(own.dtype).eps if own.is_floating_point() else 0.0
             rows.append((ours, max(theirs, rounding)))
         return max(rows, key=lambda row: row[0] / max(row[1], 1e-30))
 

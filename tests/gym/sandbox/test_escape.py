@@ -212,9 +212,9 @@ def test_honest_work_goes_on(identity, work, value):
     ("work", "value", "without"),
     [
         ("work_interpreter", "2000", ()),
-        ("work_interpreter", "2000", tuple(NAMESPACES)),
+        pytest.param("work_interpreter", "2000", tuple(NAMESPACES), marks=pytest.mark.long),
         ("work_ptxas", "True", ()),
-        ("work_ptxas", "True", tuple(NAMESPACES)),
+        pytest.param("work_ptxas", "True", tuple(NAMESPACES), marks=pytest.mark.long),
         pytest.param("work_inductor", "12288", (), marks=pytest.mark.long),
     ],
 )

@@ -16,7 +16,7 @@ from drk.gym.serve.settings import ServeSettings, to_environment
 
 schemathesis = pytest.importorskip("schemathesis", reason="fuzzing needs schemathesis")
 
-EXAMPLES = 6
+EXAMPLES = 4
 
 
 @pytest.fixture(scope="module")
