@@ -145,6 +145,7 @@ def _kernel_lines(body: Body, operands: tuple[str, str, str], single: bool) -> l
         *indent(loop).split("\n"),
         f"out_ptrs = {_offset('out', region, 'out')}"
         f" + matrix_rows[:, None] * stride_out_{rank - 2} + width[None, :] * stride_out_{rank - 1}",
+        *(["total = tl.where(total == 0.0, 1.0, total)  # queries that see no key"] if region.attention.safe else []),
         "tl.store(out_ptrs, result / total, mask=row_mask & (width[None, :] < n_width))",
     ]
 

@@ -12,6 +12,7 @@ Left out: dropout in training, masks that come with values as an input (they are
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
+from dataclasses import replace
 
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.frames import Frame
@@ -20,6 +21,8 @@ from drk.gym.graph import Graph, Node, Ref
 
 MAX_HEAD = 256
 """Longest head (inner dimension of either product) that stays in registers."""
+SAFE_STEPS = 7
+"""Steps of a softmax that gives zeros for rows of -inf: its maximum and its sum are bounded from below."""
 
 
 def find_attention(graph: Graph, facts: Facts, excluded: Set[str] = frozenset()) -> list[Region]:
@@ -43,6 +46,7 @@ def _match(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Region | No
     if softmax is None:
         return None
     *steps, scores = softmax
+    safe = len(steps) == SAFE_STEPS
     steps += [] if narrowed is None else [by_name[value.left]]
     inside = {node.name, *(step.name for step in steps)}
     chain = _chain(scores, by_name, facts, inside)
@@ -51,7 +55,10 @@ def _match(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Region | No
     first = product_of(chain[0], facts.metas)
     assert first is not None
     nodes = sorted([*chain, *steps, node], key=lambda item: facts.order[item.name])
-    return _region(nodes, chain, (first, value), scores, by_name, facts)
+    region = _region(nodes, chain, (first, value), scores, by_name, facts)
+    if region is None or region.attention is None:
+        return None
+    return replace(region, attention=replace(region.attention, safe=safe))
 
 
 def _narrowing(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Node | None:
@@ -64,23 +71,40 @@ def _narrowing(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Node | 
 
 
 def _softmax_before(node: Node, by_name: Mapping[str, Node], facts: Facts) -> tuple[Node, ...] | None:
-    """(division, exponential, sum, centred, maximum, scores) of a softmax over the last dimension, or None."""
+    """(division, exponential, sum, centred, maximum, scores) of a softmax over the last dimension, or None.
+
+    Where maximum and sum are bounded from below (both or neither), the bounds stand before the scores.
+    """
     if node.bare_op != "div" or len(node.args) != 2 or not all(isinstance(arg, Ref) for arg in node.args):
         return None
-    power, total = (by_name.get(arg.name) for arg in node.args)
-    if power is None or total is None or power.bare_op != "exp" or not _reduces(total, "sum", power.name, facts):
+    power, divisor = (by_name.get(arg.name) for arg in node.args)
+    total = _bounded(divisor, by_name)
+    if power is None or divisor is None or total is None or power.bare_op != "exp":
         return None
     centred = by_name.get(power.args[0].name)
     if centred is None or centred.bare_op != "sub" or not all(isinstance(arg, Ref) for arg in centred.args):
         return None
-    scores, top = (by_name.get(arg.name) for arg in centred.args)
-    if scores is None or top is None or not _reduces(top, "amax", scores.name, facts):
+    scores, shift = (by_name.get(arg.name) for arg in centred.args)
+    top = _bounded(shift, by_name)
+    if scores is None or shift is None or top is None or (shift is top) != (divisor is total):
         return None
-    readers = {power.name: {node.name, total.name}, total.name: {node.name}, centred.name: {power.name}}
-    readers |= {top.name: {centred.name}, scores.name: {centred.name, top.name}}
+    if not _reduces(total, "sum", power.name, facts) or not _reduces(top, "amax", scores.name, facts):
+        return None
+    readers = {power.name: {node.name, total.name}, divisor.name: {node.name}, centred.name: {power.name}}
+    readers |= {shift.name: {centred.name}, scores.name: {centred.name, top.name}}
+    if divisor is not total:
+        readers |= {total.name: {divisor.name}, top.name: {shift.name}}
     if any(set(facts.users[name]) != users for name, users in readers.items()) or len(facts.users[node.name]) != 1:
         return None
-    return node, power, total, centred, top, scores
+    bounds = () if divisor is total else (divisor, shift)
+    return node, power, total, centred, top, *bounds, scores
+
+
+def _bounded(node: Node | None, by_name: Mapping[str, Node]) -> Node | None:
+    """What ``node`` bounds from below, or ``node`` itself."""
+    if node is None or node.bare_op != "clamp_min" or not isinstance(node.args[0], Ref):
+        return node
+    return by_name.get(node.args[0].name)
 
 
 def _reduces(node: Node, op: str, source: str, facts: Facts) -> bool:

@@ -56,6 +56,23 @@ def _softmax(node: Node, draft: Draft) -> Ref | None:
     return draft.emit(node, "probability", "div.Tensor", power, total)
 
 
+def _safe_softmax(node: Node, draft: Draft) -> Ref | None:
+    """Softmax that gives zeros for rows of -inf: their largest is taken as finite, and no sum as less than 1/2."""
+    x = node.args[0]
+    dims = _reduced(draft.metas[x.name], node.args[1])
+    if dims is None or node.meta.dtype not in _FUSED:
+        return None
+    lowest = -65504.0 if node.meta.dtype == "float16" else -3e38
+    top = draft.emit(node, "row_max", "amax.default", x, dims, True)
+    centred = draft.emit(node, "centred", "sub.Tensor", x, draft.emit(node, "shift", "clamp_min.default", top, lowest))
+    power = draft.emit(node, "exponential", "exp.default", centred)
+    total = draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, True)
+    # The largest element adds 1 to the sum, unless the row holds nothing.
+    return draft.emit(
+        node, "probability", "div.Tensor", power, draft.emit(node, "divisor", "clamp_min.default", total, 0.5)
+    )
+
+
 def _logsumexp(node: Node, draft: Draft) -> Ref | None:
     x = node.args[0]
     dims = _reduced(draft.metas[x.name], node.args[1])
@@ -322,6 +339,7 @@ def _full_reduction(node: Node, draft: Draft) -> Ref | None:
 DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     "softmax": _softmax,
     "_softmax": _softmax,
+    "_safe_softmax": _safe_softmax,
     "log_softmax": _softmax,
     "_log_softmax": _softmax,
     "logsumexp": _logsumexp,

@@ -66,6 +66,8 @@ class Attention:
 
     scores: str
     causal: bool
+    safe: bool = False
+    """Queries that see no key give zeros, as the library's attention has it, not NaN."""
 
 
 @dataclass(frozen=True)

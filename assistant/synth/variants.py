@@ -21,7 +21,7 @@ from drk.assistant.synth.regions import Rules, product_of
 from drk.assistant.synth.rewrites import rewrite
 from drk.assistant.synth.scatters import ADDING
 from drk.assistant.synth.windows import window_of
-from drk.assistant.synth.written_attention import is_library_attention
+from drk.assistant.synth.written_attention import is_library_attention, mask_of
 from drk.gym.graph import Graph, Node
 
 
@@ -50,7 +50,7 @@ def variants(graph: Graph) -> list[Variant]:
     note = "The library's attention as a kernel of its own"
     written = [replace(found[0], rules=rules, note=note)]
     written += [replace(written[0], note=f"{note}, {word} tile", tile_rank=i + 1) for i, word in enumerate(_TILES)]
-    place = 1 if attention[0].meta.dtype == "float32" else 3
+    place = 3 if attention[0].meta.dtype != "float32" and mask_of(attention[0]) is None else 1  # 3: flash attention
     return [*found[:place], *written, *found[place:]]
 
 

@@ -4,7 +4,9 @@
 else, or computes in float32, an attention kernel (:mod:`drk.assistant.synth.attention`) is worth a try all the same:
 variants with the rule ``written_attention`` have each call as a product, a scale, a softmax and a second product.
 
-Left out: masks (the library gives zeros where one hides a whole row, a softmax NaN), dropout, and grouped heads.
+A query that a mask leaves no key gives zeros, as it does in the library: with a mask the softmax is a safe one.
+
+Left out: dropout, and grouped heads.
 """
 
 from __future__ import annotations
@@ -21,8 +23,14 @@ def is_library_attention(node: Node) -> bool:
     """Whether ``node`` is attention that :func:`with_written_attention` may write out."""
     if node.op != "aten.scaled_dot_product_attention.default" or len(node.metas) != 1 or node.metas[0] is None:
         return False
-    mask, dropout = _given(node, 3, "attn_mask", None), _given(node, 4, "dropout_p", 0.0)
-    return mask is None and dropout == 0.0 and not node.kwargs.get("enable_gqa") and node.meta.dtype in FLOATS
+    dropout = _given(node, 4, "dropout_p", 0.0)
+    return dropout == 0.0 and not node.kwargs.get("enable_gqa") and node.meta.dtype in FLOATS
+
+
+def mask_of(node: Node) -> Ref | None:
+    """Return the mask that attention is given, if any."""
+    mask = _given(node, 3, "attn_mask", None)
+    return mask if isinstance(mask, Ref) else None
 
 
 def _given(node: Node, index: int, name: str, default: object) -> object:
@@ -68,5 +76,10 @@ def _written(node: Node, metas: dict[str, TensorMeta], taken: set[str]) -> list[
         kinds = {"dtype": Symbol("dtype", "bool"), "device": Symbol("device", "cuda")}
         future = emit("triu.default", (emit("ones.default", ((rows, columns),), square, **kinds), 1), square)
         scores = emit("masked_fill.Scalar", (scores, future, -math.inf), whole)
-    weights = emit("softmax.int", (scores, -1), whole)
+    mask = mask_of(node)
+    if mask is not None:
+        hidden = metas[mask.name].dtype == "bool"
+        change = ("where.ScalarOther", (mask, scores, -math.inf)) if hidden else ("add.Tensor", (scores, mask))
+        scores = emit(*change, whole)
+    weights = emit("_safe_softmax.default" if mask else "softmax.int", (scores, -1), whole)
     return [*made, replace(node, op="aten.matmul.default", args=(weights, node.args[2]), kwargs={})]
