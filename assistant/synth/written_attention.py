@@ -50,7 +50,10 @@ def with_written_attention(graph: Graph) -> Graph:
 def _written(node: Node, metas: dict[str, TensorMeta], taken: set[str]) -> list[Node]:
     query, key, value = (metas[item.name] for item in node.args[:3])
     shapes = {meta.shape[:-2] for meta in (query, key, value)}
+    mask = mask_of(node)
     if len(shapes) != 1 or not 3 <= len(query.shape) <= 4:
+        return [node]
+    if mask is not None and metas[mask.name].dtype not in {"bool", query.dtype}:
         return [node]
     made: list[Node] = []
 
@@ -76,10 +79,9 @@ def _written(node: Node, metas: dict[str, TensorMeta], taken: set[str]) -> list[
         kinds = {"dtype": Symbol("dtype", "bool"), "device": Symbol("device", "cuda")}
         future = emit("triu.default", (emit("ones.default", ((rows, columns),), square, **kinds), 1), square)
         scores = emit("masked_fill.Scalar", (scores, future, -math.inf), whole)
-    mask = mask_of(node)
-    if mask is not None:
-        hidden = metas[mask.name].dtype == "bool"
-        change = ("where.ScalarOther", (mask, scores, -math.inf)) if hidden else ("add.Tensor", (scores, mask))
-        scores = emit(*change, whole)
+    if mask is not None and metas[mask.name].dtype == "bool":
+        scores = emit("where.ScalarOther", (mask, scores, -math.inf), whole)
+    elif mask is not None:
+        scores = emit("add.Tensor", (scores, mask), whole)
     weights = emit("_safe_softmax.default" if mask else "softmax.int", (scores, -1), whole)
     return [*made, replace(node, op="aten.matmul.default", args=(weights, node.args[2]), kwargs={})]
