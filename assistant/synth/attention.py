@@ -20,6 +20,9 @@ from drk.assistant.synth.launcher import call_lines, function_source, kernel_sou
 from drk.assistant.synth.regions import Region
 from drk.gym.graph import Ref, TensorMeta
 
+SCAN = 128
+"""Keys of which a mask is looked at in one step; a multiple of all tiles' ``block_n``."""
+
 
 @dataclass(frozen=True)
 class AttentionTile:
@@ -122,6 +125,7 @@ def _kernel_lines(body: Body, operands: tuple[str, str, str], single: bool) -> l
     assert region.attention is not None
     loop = _loop_lines(body, region.attention.scores, operands, single)
     end = "tl.minimum(n_cols, (tile + 1) * BLOCK_M)" if region.attention.causal else "n_cols"
+    scan, end = _scan_lines(body, region.attention.seen_where, end)
     return [
         "tiles_m = tl.cdiv(n_rows, BLOCK_M)",
         "tile = tl.program_id(0) % tiles_m",
@@ -141,6 +145,7 @@ def _kernel_lines(body: Body, operands: tuple[str, str, str], single: bool) -> l
         'top = tl.full((BLOCK_M, 1), float("-inf"), dtype=tl.float32)',
         "total = tl.zeros((BLOCK_M, 1), dtype=tl.float32)",
         "result = tl.zeros((BLOCK_M, BLOCK_WIDTH), dtype=tl.float32)",
+        *scan,
         f"for start in range(0, {end}, BLOCK_N):",
         *indent(loop).split("\n"),
         f"out_ptrs = {_offset('out', region, 'out')}"
@@ -148,6 +153,29 @@ def _kernel_lines(body: Body, operands: tuple[str, str, str], single: bool) -> l
         *(["total = tl.where(total == 0.0, 1.0, total)  # queries that see no key"] if region.attention.safe else []),
         "tl.store(out_ptrs, result / total, mask=row_mask & (width[None, :] < n_width))",
     ]
+
+
+def _scan_lines(body: Body, seen_where: Mapping[str, str], end: str) -> tuple[list[str], str]:
+    """Lines that find where the keys end that any of the block's queries sees, and that end's name."""
+    masks = [operand for operand in body.region.inputs if operand.value in seen_where]
+    if not masks:
+        return [], end
+    tests = [f"({body.names[operand.value]} {seen_where[operand.value]})" for operand in masks]
+    step = [
+        f"before = (last - 1) // {SCAN} * {SCAN}",
+        f"cols = before + tl.arange(0, {SCAN})",
+        "col_mask = cols[None, :] < n_cols",
+        "mask = row_mask & col_mask",
+        *index_lines(body.domain.cols, "cols"),
+        *(body.load(operand) for operand in masks),
+        f"seen = tl.max((mask & {' & '.join(tests)}).to(tl.int32), axis=None)",
+        "last = tl.where(seen > 0, last, before)",
+    ]
+    return [
+        f"last, seen = {end}, 0  # keys from ``last`` on are hidden from all of these queries",
+        "while (seen == 0) & (last > 0):",
+        *indent(step).split("\n"),
+    ], "last"
 
 
 def _loop_lines(body: Body, scores: str, operands: tuple[str, str, str], single: bool) -> list[str]:

@@ -5,8 +5,7 @@ where the module has it so: kernels compute in float32 in any case). Scale, bias
 ALiBi slopes are whatever pointwise operators stand between product and softmax; their operands broadcast to the scores.
 Nothing else may read the scores or the probabilities: they are never written.
 
-A causal mask is recognised where the graph makes it (``triu`` or ``tril`` of ones); keys behind it are skipped then.
-Left out: dropout in training, masks that come with values as an input (they are applied, but nothing is skipped).
+Keys that a mask hides at the end are skipped (:mod:`drk.assistant.synth.hidden_keys`). Left out: dropout in training.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from dataclasses import replace
 
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.frames import Frame
+from drk.assistant.synth.hidden_keys import hides_future, seen_where
 from drk.assistant.synth.regions import Attention, Facts, Product, Region, product_of, reduced_dims, region_inputs
 from drk.gym.graph import Graph, Node, Ref
 
@@ -152,7 +152,8 @@ def _region(
         return None
     used = {name for node in nodes for name in node.inputs()}
     scalars = {name: value for name, value in facts.scalars.items() if name in used}
-    causal = shape[-1] == shape[-2] and any(_hides_future(node, by_name) for node in chain[1:])
+    causal = shape[-1] == shape[-2] and hides_future(chain, by_name)
+    columnwise = {operand.value for operand in inputs if operand.varies[-1]}
     return Region(
         "attention",
         tuple(nodes),
@@ -162,58 +163,5 @@ def _region(
         (),
         products=products,
         scalars=scalars,
-        attention=Attention(scores.name, causal),
+        attention=Attention(scores.name, causal, seen_where=seen_where(chain, by_name, columnwise)),
     )
-
-
-# --- Causal masks --------------------------------------------------------------------------------------------
-
-
-def _hides_future(node: Node, by_name: Mapping[str, Node]) -> bool:
-    """Whether ``node`` sets all scores above the diagonal to minus infinity."""
-    if node.bare_op == "masked_fill" and node.args[2] == float("-inf"):
-        return _is_future(node.args[1], by_name)
-    if node.bare_op == "add":
-        mask = _behind_casts(node.args[1], by_name)
-        return (
-            mask is not None and mask.bare_op == "triu" and _offset(mask) == 1 and _filled(mask, by_name, float("-inf"))
-        )
-    return False
-
-
-def _behind_casts(value: object, by_name: Mapping[str, Node]) -> Node | None:
-    """The node that makes a mask, before casts and leading dimensions of size 1."""
-    node = by_name.get(value.name) if isinstance(value, Ref) else None
-    while node is not None and isinstance(node.args[0], Ref):
-        leading = node.bare_op == "unsqueeze" and 0 <= node.args[1] < len(node.meta.shape) - 2
-        if node.bare_op not in {"to", "_to_copy"} and not leading:
-            break
-        node = by_name.get(node.args[0].name)
-    return node
-
-
-def _is_future(mask: object, by_name: Mapping[str, Node]) -> bool:
-    node = _behind_casts(mask, by_name)
-    if node is None:
-        return False
-    if node.bare_op == "triu":
-        return _offset(node) == 1 and _filled(node, by_name, 1)
-    negated = node.bare_op in {"logical_not", "bitwise_not"} or (node.bare_op == "eq" and node.args[1] == 0)
-    if not negated:
-        return False
-    past = _behind_casts(node.args[0], by_name)
-    return past is not None and past.bare_op == "tril" and _offset(past) == 0 and _filled(past, by_name, 1)
-
-
-def _offset(node: Node) -> int:
-    return int(node.args[1]) if len(node.args) > 1 else 0
-
-
-def _filled(node: Node, by_name: Mapping[str, Node], value: float) -> bool:
-    """Whether ``triu`` or ``tril`` is applied to a tensor that holds nothing but ``value``."""
-    source = by_name.get(node.args[0].name)
-    if source is None:
-        return False
-    if source.bare_op in {"ones", "ones_like"}:
-        return value == 1
-    return source.bare_op in {"full", "full_like"} and source.args[1] == value

@@ -68,6 +68,8 @@ class Attention:
     causal: bool
     safe: bool = False
     """Queries that see no key give zeros, as the library's attention has it, not NaN."""
+    seen_where: Mapping[str, str] = field(default_factory=dict)
+    """Operands that may hide keys, with the test of those that they do not hide."""
 
 
 @dataclass(frozen=True)
