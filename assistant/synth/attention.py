@@ -155,6 +155,16 @@ def _kernel_lines(body: Body, operands: tuple[str, str, str], single: bool) -> l
     ]
 
 
+def _column_lines(body: Body, first: str, count: str) -> list[str]:
+    """Lines that say which keys a step has, which of them there are, and where operands have them."""
+    return [
+        f"cols = {first} + tl.arange(0, {count})",
+        "col_mask = cols[None, :] < n_cols",
+        "mask = row_mask & col_mask",
+        *index_lines(body.domain.cols, "cols"),
+    ]
+
+
 def _scan_lines(body: Body, seen_where: Mapping[str, str], end: str) -> tuple[list[str], str]:
     """Lines that find where the keys end that any of the block's queries sees, and that end's name."""
     masks = [operand for operand in body.region.inputs if operand.value in seen_where]
@@ -163,10 +173,7 @@ def _scan_lines(body: Body, seen_where: Mapping[str, str], end: str) -> tuple[li
     tests = [f"({body.names[operand.value]} {seen_where[operand.value]})" for operand in masks]
     step = [
         f"before = (last - 1) // {SCAN} * {SCAN}",
-        f"cols = before + tl.arange(0, {SCAN})",
-        "col_mask = cols[None, :] < n_cols",
-        "mask = row_mask & col_mask",
-        *index_lines(body.domain.cols, "cols"),
+        *_column_lines(body, "before", str(SCAN)),
         *(body.load(operand) for operand in masks),
         f"seen = tl.max((mask & {' & '.join(tests)}).to(tl.int32), axis=None)",
         "last = tl.where(seen > 0, last, before)",
@@ -191,10 +198,7 @@ def _loop_lines(body: Body, scores: str, operands: tuple[str, str, str], single:
     cast = "" if single else f".to({value}_tile.dtype)"
     score = tidy(body.text(Ref(scores), "float")) if not chain else ""
     loop = [
-        "cols = start + tl.arange(0, BLOCK_N)",
-        "col_mask = cols[None, :] < n_cols",
-        "mask = row_mask & col_mask",
-        *index_lines(body.domain.cols, "cols"),
+        *_column_lines(body, "start", "BLOCK_N"),
         f"{key}_mask = (head[:, None] < n_head) & col_mask",
         f"{key}_tile = tl.load({key}_ptrs + cols[None, :] * stride_{key}_1, mask={key}_mask, other=0.0)",
         f"{product} = tl.dot({query}_tile, {key}_tile, input_precision=PRECISION)",

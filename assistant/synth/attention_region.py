@@ -11,8 +11,8 @@ Keys that a mask hides at the end are skipped (:mod:`drk.assistant.synth.hidden_
 from __future__ import annotations
 
 from collections.abc import Mapping, Set
-from dataclasses import replace
 
+from drk.assistant.synth.decompositions import LEAST_TOTAL, lowest_shift
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.frames import Frame
 from drk.assistant.synth.hidden_keys import hides_future, seen_where
@@ -21,8 +21,6 @@ from drk.gym.graph import Graph, Node, Ref
 
 MAX_HEAD = 256
 """Longest head (inner dimension of either product) that stays in registers."""
-SAFE_STEPS = 7
-"""Steps of a softmax that gives zeros for rows of -inf: its maximum and its sum are bounded from below."""
 
 
 def find_attention(graph: Graph, facts: Facts, excluded: Set[str] = frozenset()) -> list[Region]:
@@ -46,7 +44,6 @@ def _match(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Region | No
     if softmax is None:
         return None
     *steps, scores = softmax
-    safe = len(steps) == SAFE_STEPS
     steps += [] if narrowed is None else [by_name[value.left]]
     inside = {node.name, *(step.name for step in steps)}
     chain = _chain(scores, by_name, facts, inside)
@@ -55,10 +52,7 @@ def _match(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Region | No
     first = product_of(chain[0], facts.metas)
     assert first is not None
     nodes = sorted([*chain, *steps, node], key=lambda item: facts.order[item.name])
-    region = _region(nodes, chain, (first, value), scores, by_name, facts)
-    if region is None or region.attention is None:
-        return None
-    return replace(region, attention=replace(region.attention, safe=safe))
+    return _region(nodes, chain, (first, value), scores, by_name, facts)
 
 
 def _narrowing(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Node | None:
@@ -73,19 +67,19 @@ def _narrowing(node: Node, by_name: Mapping[str, Node], facts: Facts) -> Node | 
 def _softmax_before(node: Node, by_name: Mapping[str, Node], facts: Facts) -> tuple[Node, ...] | None:
     """(division, exponential, sum, centred, maximum, scores) of a softmax over the last dimension, or None.
 
-    Where maximum and sum are bounded from below (both or neither), the bounds stand before the scores.
+    Where it is a safe one, which bounds maximum and sum from below, the bounds stand before the scores.
     """
     if node.bare_op != "div" or len(node.args) != 2 or not all(isinstance(arg, Ref) for arg in node.args):
         return None
     power, divisor = (by_name.get(arg.name) for arg in node.args)
-    total = _bounded(divisor, by_name)
+    total = _bounded(divisor, LEAST_TOTAL, by_name)
     if power is None or divisor is None or total is None or power.bare_op != "exp":
         return None
     centred = by_name.get(power.args[0].name)
     if centred is None or centred.bare_op != "sub" or not all(isinstance(arg, Ref) for arg in centred.args):
         return None
     scores, shift = (by_name.get(arg.name) for arg in centred.args)
-    top = _bounded(shift, by_name)
+    top = _bounded(shift, lowest_shift(node.meta.dtype), by_name)
     if scores is None or shift is None or top is None or (shift is top) != (divisor is total):
         return None
     if not _reduces(total, "sum", power.name, facts) or not _reduces(top, "amax", scores.name, facts):
@@ -100,9 +94,9 @@ def _softmax_before(node: Node, by_name: Mapping[str, Node], facts: Facts) -> tu
     return node, power, total, centred, top, *bounds, scores
 
 
-def _bounded(node: Node | None, by_name: Mapping[str, Node]) -> Node | None:
-    """What ``node`` bounds from below, or ``node`` itself."""
-    if node is None or node.bare_op != "clamp_min" or not isinstance(node.args[0], Ref):
+def _bounded(node: Node | None, least: float, by_name: Mapping[str, Node]) -> Node | None:
+    """What ``node`` bounds by ``least`` from below, or ``node`` itself."""
+    if node is None or node.bare_op != "clamp_min" or node.args[1:] != (least,):
         return node
     return by_name.get(node.args[0].name)
 
@@ -153,6 +147,7 @@ def _region(
     used = {name for node in nodes for name in node.inputs()}
     scalars = {name: value for name, value in facts.scalars.items() if name in used}
     causal = shape[-1] == shape[-2] and hides_future(chain, by_name)
+    safe = any(node.bare_op == "clamp_min" for node in nodes if node not in chain)
     columnwise = {operand.value for operand in inputs if operand.varies[-1]}
     return Region(
         "attention",
@@ -163,5 +158,5 @@ def _region(
         (),
         products=products,
         scalars=scalars,
-        attention=Attention(scores.name, causal, seen_where=seen_where(chain, by_name, columnwise)),
+        attention=Attention(scores.name, causal, safe, seen_where=seen_where(chain, by_name, columnwise)),
     )

@@ -34,6 +34,8 @@ from drk.assistant.synth.thin_rules import THIN_RULES
 from drk.gym.graph import Node, Ref, TensorMeta
 
 _FUSED = FLOATS
+LEAST_TOTAL = 0.5
+"""What a safe softmax divides by at least: the largest element adds 1 to the sum, unless the row holds nothing."""
 
 
 def _reduced(meta: TensorMeta, dims: Any) -> tuple[int, ...] | None:
@@ -41,36 +43,29 @@ def _reduced(meta: TensorMeta, dims: Any) -> tuple[int, ...] | None:
     return None if dims == () or dims is None else reducible(meta, dims)
 
 
+def lowest_shift(dtype: str) -> float:
+    """What a safe softmax subtracts at least: lower than all but -inf."""
+    return -65504.0 if dtype == "float16" else -3e38
+
+
 def _softmax(node: Node, draft: Draft) -> Ref | None:
-    x = node.args[0]
+    """Softmax or its logarithm; a safe one gives zeros for rows of -inf, whose largest element it takes as finite."""
+    x, safe = node.args[0], "safe" in node.bare_op
     dims = _reduced(draft.metas[x.name], node.args[1])
     if dims is None or node.meta.dtype not in _FUSED:
         return None
     top = draft.emit(node, "row_max", "amax.default", x, dims, True)
+    if safe:
+        top = draft.emit(node, "shift", "clamp_min.default", top, lowest_shift(node.meta.dtype))
     centred = draft.emit(node, "centred", "sub.Tensor", x, top)
     power = draft.emit(node, "exponential", "exp.default", centred)
     total = draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, True)
     if "log" in node.bare_op:
         log_total = draft.emit(node, "log_sum", "log.default", total)
         return draft.emit(node, "log_probability", "sub.Tensor", centred, log_total)
+    if safe:
+        total = draft.emit(node, "divisor", "clamp_min.default", total, LEAST_TOTAL)
     return draft.emit(node, "probability", "div.Tensor", power, total)
-
-
-def _safe_softmax(node: Node, draft: Draft) -> Ref | None:
-    """Softmax that gives zeros for rows of -inf: their largest is taken as finite, and no sum as less than 1/2."""
-    x = node.args[0]
-    dims = _reduced(draft.metas[x.name], node.args[1])
-    if dims is None or node.meta.dtype not in _FUSED:
-        return None
-    lowest = -65504.0 if node.meta.dtype == "float16" else -3e38
-    top = draft.emit(node, "row_max", "amax.default", x, dims, True)
-    centred = draft.emit(node, "centred", "sub.Tensor", x, draft.emit(node, "shift", "clamp_min.default", top, lowest))
-    power = draft.emit(node, "exponential", "exp.default", centred)
-    total = draft.emit(node, "row_sum", "sum.dim_IntList", power, dims, True)
-    # The largest element adds 1 to the sum, unless the row holds nothing.
-    return draft.emit(
-        node, "probability", "div.Tensor", power, draft.emit(node, "divisor", "clamp_min.default", total, 0.5)
-    )
 
 
 def _logsumexp(node: Node, draft: Draft) -> Ref | None:
@@ -339,7 +334,7 @@ def _full_reduction(node: Node, draft: Draft) -> Ref | None:
 DECOMPOSITIONS: Mapping[str, Callable[[Node, Draft], Ref | None]] = {
     "softmax": _softmax,
     "_softmax": _softmax,
-    "_safe_softmax": _safe_softmax,
+    "_safe_softmax": _softmax,
     "log_softmax": _softmax,
     "_log_softmax": _softmax,
     "logsumexp": _logsumexp,

@@ -67,6 +67,18 @@ def test_scores_that_something_else_reads_are_written(graph_of):
     assert "attention" not in kinds(compile_graph(graph, variants(graph)[0]))
 
 
+@pytest.mark.parametrize(("shift", "least"), [(0.0, 0.5), (-3e38, 9.0), (-3e38, None), (None, 0.5)])
+def test_a_softmax_with_bounds_of_its_own_is_no_safe_one(check, shift, least):
+    def forward(_, q, k, v):
+        scores = q @ k.mT * 0.25 - 4
+        top = scores.amax(-1, keepdim=True)
+        power = torch.exp(scores - (top if shift is None else top.clamp_min(shift)))
+        total = power.sum(-1, keepdim=True)
+        return power / (total if least is None else total.clamp_min(least)) @ v
+
+    assert "attention" not in kinds(check(Function(forward), Q, K, V, factor=4.0))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("head", [64, 128])
 def test_attention_compiles_for_hopper(graph_of, offline_compile, head):

@@ -12,7 +12,6 @@ INF = float("inf")
 Q, K, V = torch.randn(3, 2, 1, LENGTH, 16)
 PAST = torch.ones(LENGTH, LENGTH).tril()
 PADDING = torch.arange(LENGTH)[None, None, None] < torch.tensor([150, 7]).view(2, 1, 1, 1)
-SHORT = PADDING & PADDING[1:]
 
 
 def weights(change):
