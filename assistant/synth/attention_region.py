@@ -15,8 +15,8 @@ from collections.abc import Mapping, Set
 from drk.assistant.synth.decompositions import LEAST_TOTAL, lowest_shift
 from drk.assistant.synth.expression import is_pointwise
 from drk.assistant.synth.frames import Frame
-from drk.assistant.synth.hidden_keys import hides_future, seen_where
-from drk.assistant.synth.regions import Attention, Facts, Product, Region, product_of, reduced_dims, region_inputs
+from drk.assistant.synth.hidden_keys import Attention, hides_future, seen_where
+from drk.assistant.synth.regions import Facts, Product, Region, product_of, reduced_dims, region_inputs
 from drk.gym.graph import Graph, Node, Ref
 
 MAX_HEAD = 256

@@ -12,10 +12,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from drk.assistant.synth.body import KernelText
-from drk.assistant.synth.domain import unaligned
-from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.launcher import call_lines, function_source, kernel_source
+from drk.assistant.synth.lone_region import lone_region
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.regions import Facts, Region
 from drk.gym.graph import Node, Ref, TensorMeta
@@ -61,9 +60,7 @@ def build_grid_region(nodes: list[Node], facts: Facts) -> Region | None:
     found = grid_sample_of(nodes[0], facts.metas) if len(nodes) == 1 else None
     if found is None or found.source == found.grid:
         return None
-    read = tuple(unaligned(name, facts.metas[name], fixed=name in facts.fixed) for name in (found.source, found.grid))
-    result = unaligned(nodes[0].name, contiguous_meta(nodes[0].meta.shape, nodes[0].meta.dtype))
-    return Region("grid", tuple(nodes), nodes[0].meta.shape, 2, read, (result,))
+    return lone_region("grid", nodes, [found.source, found.grid], facts, nodes[0].meta.shape, columns=2)
 
 
 def write_grid_sample(

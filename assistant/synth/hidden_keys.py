@@ -11,10 +11,23 @@ between visible ones (a sliding window), and masks that hide by a large negative
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 from drk.gym.graph import Node, Ref
 
 _LOWEST = float("-inf")
+
+
+@dataclass(frozen=True)
+class Attention:
+    """What an attention kernel needs to know: the scores' name before the softmax, and whether they are causal."""
+
+    scores: str
+    causal: bool
+    safe: bool = False
+    """Queries that see no key give zeros, as the library's attention has it, not NaN."""
+    seen_where: Mapping[str, str] = field(default_factory=dict)
+    """Operands that may hide keys, with the test of those that they do not hide."""
 
 
 def hides_future(chain: Sequence[Node], by_name: Mapping[str, Node]) -> bool:

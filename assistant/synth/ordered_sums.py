@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.domain import unaligned
 from drk.assistant.synth.launcher import call_lines, function_source, kernel_source
+from drk.assistant.synth.lone_region import whole_tensors
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.ragged import LONGEST, WIDEST
 from drk.assistant.synth.regions import Facts, Region
@@ -32,8 +33,7 @@ def build_ordered_region(nodes: list[Node], facts: Facts) -> Region | None:
     found = scatter_of(nodes[0], facts.metas) if len(nodes) == 1 else None
     if found is None or not is_segment_sum(found):
         return None
-    read = dict.fromkeys((found.base, found.index, found.source))
-    inputs = tuple(unaligned(name, facts.metas[name], fixed=name in facts.fixed) for name in read)
+    inputs = whole_tensors((found.base, found.index, found.source), facts)
     return Region("ordered", tuple(nodes), found.node.meta.shape, 1, inputs, (unaligned(nodes[0].name, nodes[0].meta),))
 
 

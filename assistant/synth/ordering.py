@@ -13,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from drk.assistant.synth.body import KernelText
-from drk.assistant.synth.domain import unaligned
-from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, row_major_lines
+from drk.assistant.synth.lone_region import lone_region
 from drk.assistant.synth.orders import MOST_PICKED, Order, order_of
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.regions import Facts, Region
@@ -32,9 +31,7 @@ def build_order_region(nodes: list[Node], facts: Facts) -> Region | None:
     if len(orders) != len(nodes) or len(kinds) != 1 or len({item.places for item in orders}) != len(nodes):
         return None
     source = orders[0].source
-    outputs = tuple(unaligned(node.name, contiguous_meta(node.meta.shape, node.meta.dtype)) for node in nodes)
-    read = unaligned(source, facts.metas[source], fixed=source in facts.fixed)
-    return Region("order", tuple(nodes), facts.metas[source].shape, 1, (read,), outputs)
+    return lone_region("order", nodes, [source], facts, facts.metas[source].shape)
 
 
 def write_order(

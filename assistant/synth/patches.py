@@ -14,10 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from drk.assistant.synth.body import KernelText
-from drk.assistant.synth.domain import unaligned
-from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, row_major_lines
+from drk.assistant.synth.lone_region import lone_region
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.regions import Facts, Region
 from drk.gym.graph import Node, Ref, TensorMeta
@@ -63,10 +62,7 @@ def build_patch_region(nodes: list[Node], facts: Facts) -> Region | None:
     found = patches_of(nodes[0], facts.metas) if len(nodes) == 1 else None
     if found is None:
         return None
-    meta = nodes[0].meta
-    read = unaligned(found.source, facts.metas[found.source], fixed=found.source in facts.fixed)
-    result = unaligned(nodes[0].name, contiguous_meta(meta.shape, meta.dtype))
-    return Region("patches", tuple(nodes), meta.shape, 1, (read,), (result,))
+    return lone_region("patches", nodes, [found.source], facts, nodes[0].meta.shape)
 
 
 def write_patches(

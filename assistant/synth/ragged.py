@@ -16,6 +16,7 @@ from drk.assistant.synth.body import KernelText
 from drk.assistant.synth.domain import unaligned
 from drk.assistant.synth.gathers import OUTSIDE
 from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, operand_layout_lines
+from drk.assistant.synth.lone_region import whole_tensors
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.regions import Facts, Region
 from drk.gym.graph import Node, TensorMeta
@@ -32,9 +33,8 @@ def build_bag_region(nodes: list[Node], facts: Facts) -> Region | None:
     if bags is None:
         return None
     read = [name for name in (bags.table, bags.ids, bags.offsets, bags.weights) if name is not None]
-    inputs = tuple(unaligned(name, facts.metas[name], fixed=name in facts.fixed) for name in dict.fromkeys(read))
     result = unaligned(nodes[0].name, nodes[0].meta)
-    return Region("bags", tuple(nodes), nodes[0].meta.shape, 1, inputs, (result,))
+    return Region("bags", tuple(nodes), nodes[0].meta.shape, 1, whole_tensors(read, facts), (result,))
 
 
 def write_bags(

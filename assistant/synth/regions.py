@@ -22,6 +22,7 @@ from drk.assistant.synth.draft import contiguous_meta
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.frames import MAX_COLUMNS, MAX_TRANSPOSED, Frame, choose_frame, transposed
 from drk.assistant.synth.gathers import Gather, Made, Position, known_operands, made_values
+from drk.assistant.synth.hidden_keys import Attention
 from drk.assistant.synth.resamples import Resample
 from drk.assistant.synth.scatters import Scatter
 from drk.assistant.synth.size_constants import CUT, size_constants
@@ -58,18 +59,6 @@ class Product:
     """Of the right factor as it is stored."""
     result_band: Band | None = None
     of_pixels: bool = False
-
-
-@dataclass(frozen=True)
-class Attention:
-    """What an attention kernel needs to know: the scores' name before the softmax, and whether they are causal."""
-
-    scores: str
-    causal: bool
-    safe: bool = False
-    """Queries that see no key give zeros, as the library's attention has it, not NaN."""
-    seen_where: Mapping[str, str] = field(default_factory=dict)
-    """Operands that may hide keys, with the test of those that they do not hide."""
 
 
 @dataclass(frozen=True)

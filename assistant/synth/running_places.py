@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from drk.assistant.synth.body import KernelText
-from drk.assistant.synth.domain import unaligned
-from drk.assistant.synth.draft import Draft, contiguous_meta
+from drk.assistant.synth.draft import Draft
 from drk.assistant.synth.expression import FLOATS
 from drk.assistant.synth.launcher import call_lines, function_source, kernel_source, row_major_lines
+from drk.assistant.synth.lone_region import lone_region
 from drk.assistant.synth.ordering import LEAST
 from drk.assistant.synth.pointwise import Block
 from drk.assistant.synth.reduction_rules import Rule
@@ -70,10 +70,7 @@ def build_places_region(nodes: list[Node], facts: Facts) -> Region | None:
     source = places_of(nodes[0], facts.metas) if len(nodes) == 1 else None
     if source is None:
         return None
-    meta = nodes[0].meta
-    read = unaligned(source, facts.metas[source], fixed=source in facts.fixed)
-    result = unaligned(nodes[0].name, contiguous_meta(meta.shape, meta.dtype))
-    return Region("places", tuple(nodes), meta.shape, 1, (read,), (result,))
+    return lone_region("places", nodes, [source], facts, nodes[0].meta.shape)
 
 
 def write_places(
